@@ -26,7 +26,7 @@ fuzz_target!(|input: &str| {
         .filter_map(|line| line.split_once('='))
         .map(|(name, value)| (name.into(), value.into()));
     let input = match program.read(words, variables) {
-        Err(usage) => return text::is_safe(&usage.to_string()),
+        Err(usage) => return text::is_safe(&usage),
         Ok(Asked::Print(page)) => return assert!(!page.is_empty()),
         Ok(Asked::Run(input)) => input,
     };

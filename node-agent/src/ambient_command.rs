@@ -60,7 +60,7 @@ pub fn run(words: impl IntoIterator<Item = OsString>) -> ExitCode {
     let line = match command_line().read(words) {
         Ok(Line::Work(line)) => line,
         Ok(Line::Print(text)) => return settings_cli::print(&text),
-        Err(usage) => return settings_cli::complain(&usage.to_string()),
+        Err(usage) => return settings_cli::complain(&usage),
     };
     let config = match logging::Config::from_flags(|name| line.flags.get(name).cloned()) {
         Ok(config) => config,

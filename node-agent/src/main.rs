@@ -38,7 +38,7 @@ fn main() -> ExitCode {
         }
         Ok(Line::Work(given)) => given,
         Ok(Line::Print(text)) => return settings_cli::print(&text),
-        Err(usage) => return settings_cli::complain(&usage.to_string()),
+        Err(usage) => return settings_cli::complain(&usage),
     };
     let env: Vec<(String, String)> = std::env::vars_os()
         .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))

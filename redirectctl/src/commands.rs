@@ -95,7 +95,7 @@ fn run_command(command: &Definition, words: Vec<OsString>, env: Vec<(OsString, O
     let line = match command.line().read(words) {
         Ok(Line::Work(line)) => line,
         Ok(Line::Print(text)) => return settings_cli::print(&text),
-        Err(usage) => return settings_cli::complain(&usage.to_string()),
+        Err(usage) => return settings_cli::complain(&usage),
     };
     let (operands, flags) = (line.operands.clone(), line.flags.clone());
     let text_env: BTreeMap<String, String> = env

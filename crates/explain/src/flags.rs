@@ -85,10 +85,8 @@ pub fn input(typed: CommandInput) -> Result<Input, String> {
         statuses: STATUSES,
     };
     let line = CommandLine { rows: rows().collect(), ..program.command_line() };
-    let words = match line.read(typed.words.into_iter().map(OsString::from)) {
-        Ok(Line::Work(words)) => words,
-        Ok(Line::Print(_)) => return Err("asks for help, not for rules".to_owned()),
-        Err(usage) => return Err(usage.to_string()),
+    let Line::Work(words) = line.read(typed.words.into_iter().map(OsString::from))? else {
+        return Err("asks for help, not for rules".to_owned());
     };
     let variables = typed.variables.into_iter().map(|(name, value)| (name.into(), value.into()));
     Ok(program.input(&words, variables))

@@ -1,6 +1,6 @@
 //! The command line of a program, made from rows: flags, help, completions, manual, and the subcommands that all programs have.
 
-use crate::{Pages, UsageError, args, pages, rows::LOG_ROWS};
+use crate::{Pages, args, pages, rows::LOG_ROWS, safe_lines};
 use clap::{
     Arg, ArgAction, ArgMatches, Command, ValueHint,
     builder::{PossibleValuesParser, StyledStr},
@@ -79,8 +79,8 @@ impl CommandLine {
     /// Reads a command line without the program's name.
     ///
     /// # Errors
-    /// A subcommand that cannot be understood.
-    pub fn read(&self, args: impl IntoIterator<Item = OsString>) -> Result<Line, UsageError> {
+    /// A subcommand that cannot be understood: what is wrong, for standard error.
+    pub fn read(&self, args: impl IntoIterator<Item = OsString>) -> Result<Line, String> {
         let sorter = self.bare_parser();
         let sorted = args::sort(&sorter, self.ignores_rest, args);
         let words: Vec<OsString> =
@@ -88,7 +88,7 @@ impl CommandLine {
         let parser = if sorted.has_subcommand { self.parser() } else { sorter };
         let matches = match parser.try_get_matches_from(&words) {
             Ok(matches) => matches,
-            Err(error) if error.use_stderr() => return Err(UsageError(error.to_string())),
+            Err(error) if error.use_stderr() => return Err(safe_lines(error.to_string().trim_end())),
             Err(_) => return Ok(Line::Print(self.help(&words))),
         };
         let flags = self.all_rows().filter_map(|row| {

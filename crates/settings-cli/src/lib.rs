@@ -80,18 +80,6 @@ impl Input {
     }
 }
 
-/// A subcommand that cannot be understood: what is wrong, for standard error.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct UsageError(pub String);
-
-impl std::fmt::Display for UsageError {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(&safe_lines(self.0.trim_end()))
-    }
-}
-
-impl std::error::Error for UsageError {}
-
 impl Program {
     /// The program's `main`: reads the command line (without the program's name) and the environment, prints what was
     /// asked for, or starts the log, warns of misspelt names and of settings that are not in force, and runs. A command line that cannot be understood ends with
@@ -104,7 +92,7 @@ impl Program {
         let input = match self.read(args, env::vars_os()) {
             Ok(Asked::Run(input)) => input,
             Ok(Asked::Print(text)) => return print(&text),
-            Err(usage) => return complain(&usage.to_string()),
+            Err(usage) => return complain(&usage),
         };
         let logs = match logging::init(input.log.clone()) {
             Ok(logs) => logs,
@@ -122,12 +110,12 @@ impl Program {
     /// noted in the settings, to be reported with everything else that is wrong; except a first word `istio-iptables`.
     ///
     /// # Errors
-    /// A subcommand that cannot be understood.
+    /// A subcommand that cannot be understood: what is wrong, for standard error.
     pub fn read(
         &self,
         args: impl IntoIterator<Item = OsString>,
         env: impl IntoIterator<Item = (OsString, OsString)>,
-    ) -> Result<Asked, UsageError> {
+    ) -> Result<Asked, String> {
         let mut args = args.into_iter().peekable();
         let _ = args.next_if(|first| first == INJECTED_WORD);
         let line = match self.command_line().read(args)? {
@@ -285,19 +273,19 @@ mod tests {
     #[test]
     fn a_usage_error_steers_no_terminal() {
         for word in ["\u{1b}[2J", "\u{1b}]0;owned\u{7}", "a\rb", "\u{202e}", "\u{2066}"] {
-            let usage = read(&["completion", word]).expect_err("no shell").to_string();
+            let usage = read(&["completion", word]).expect_err("no shell");
             let harmful = |c: char| c.is_control() && c != '\n' || matches!(c, '\u{202e}' | '\u{2066}');
             assert!(!usage.contains(harmful), "{usage:?}");
             assert!(usage.contains(&word.escape_default().to_string()), "{usage}");
         }
     }
 
-    fn read_with(args: &[&str], env: &[(&str, &str)]) -> Result<Asked, UsageError> {
+    fn read_with(args: &[&str], env: &[(&str, &str)]) -> Result<Asked, String> {
         let env = env.iter().map(|(name, value)| (OsString::from(name), OsString::from(value)));
         PROGRAM.read(args.iter().map(OsString::from), env)
     }
 
-    fn read(args: &[&str]) -> Result<Asked, UsageError> {
+    fn read(args: &[&str]) -> Result<Asked, String> {
         read_with(args, &[("PROXY_UID", "7")])
     }
 
