@@ -15,6 +15,12 @@ use ipnet::IpNet;
 
 /// The conntrack zone of queries between ztunnel and the real servers.
 const ZTUNNEL_ZONE: Target = Target::ConntrackZone(1);
+/// The chains that decide about packets that arrive, and about those that the pod sends.
+const NAT_PREROUTING: (Table, OurChain) = (Table::Nat, OurChain::Prerouting);
+const NAT_OUTPUT: (Table, OurChain) = (Table::Nat, OurChain::Output);
+/// To ztunnel's listeners.
+const TO_OUTBOUND: Target = Target::Redirect(AmbientRedirect::OUTBOUND_PORT);
+const TO_INBOUND: Target = Target::Redirect(AmbientRedirect::INBOUND_PORT);
 
 impl AmbientRedirect {
     /// The plan of this redirection.
@@ -63,26 +69,20 @@ fn listed(r: &AmbientRedirect) -> usize {
 /// The chains of a table, and the jumps to them.
 fn hooks(table: Table, because: Key, rules: &mut RuleListBuilder<'_>) {
     let mut group = rules.group(because, "packets that arrive");
-    group.append(table, Hook::Prerouting, [], Target::Jump(OurChain::Prerouting.into()));
+    group.append((table, Hook::Prerouting), [], Target::Jump(OurChain::Prerouting.into()));
     let mut group = rules.group(because, "packets of the pod");
-    group.append(table, Hook::Output, [], Target::Jump(OurChain::Output.into()));
+    group.append((table, Hook::Output), [], Target::Jump(OurChain::Output.into()));
 }
 
 /// ztunnel connects to the application with the client's address, so the application's answers must be delivered in
 /// the pod: its connections are marked, and so are the answers on them, which a policy rule sends to `lo`.
 fn answers(rules: &mut RuleListBuilder<'_>) {
-    rules.group(Key::Ambient, "connections that ztunnel opens to the application").append(
-        Table::Mangle,
-        OurChain::Prerouting,
-        [of_ztunnel()],
-        Target::SetConnMark(AmbientRedirect::ANSWER_MARK),
-    );
-    rules.group(Key::Ambient, "the application's answers go to ztunnel").append(
-        Table::Mangle,
-        OurChain::Output,
-        [Match::ConnMark(Equality::equals(AmbientRedirect::ANSWER_MARK))],
-        Target::RestoreMark,
-    );
+    let mut group = rules.group(Key::Ambient, "connections that ztunnel opens to the application");
+    let remember = Target::SetConnMark(AmbientRedirect::ANSWER_MARK);
+    group.append((Table::Mangle, OurChain::Prerouting), [of_ztunnel()], remember);
+    let mut group = rules.group(Key::Ambient, "the application's answers go to ztunnel");
+    let answer = Match::ConnMark(Equality::equals(AmbientRedirect::ANSWER_MARK));
+    group.append((Table::Mangle, OurChain::Output), [answer], Target::RestoreMark);
 }
 
 /// Where connections are outbound: the chain, and the interface by which they come; none if the pod itself opens them.
@@ -96,6 +96,11 @@ struct Opened<'a> {
 const OUTBOUND: Opened<'_> = Opened { chain: OurChain::Output, through: None };
 
 impl Opened<'_> {
+    /// The chain that decides about them.
+    const fn place(self) -> (Table, OurChain) {
+        (Table::Nat, self.chain)
+    }
+
     /// The conditions of a rule about these connections.
     fn with<const N: usize>(self, conditions: [Match; N]) -> Vec<Match> {
         self.through.map(coming_in).into_iter().chain(conditions).collect()
@@ -106,8 +111,8 @@ impl Opened<'_> {
 fn excluded_interfaces(r: &AmbientRedirect, rules: &mut RuleListBuilder<'_>) {
     let mut group = rules.group(Key::AmbientExcludeInterfaces, "excluded interface");
     for interface in &r.scope().exclude_interfaces {
-        group.append(Table::Nat, OurChain::Prerouting, [coming_in(interface)], Target::Return);
-        group.append(Table::Nat, OurChain::Output, [going_out(interface)], Target::Return);
+        group.append(NAT_PREROUTING, [coming_in(interface)], Target::Return);
+        group.append(NAT_OUTPUT, [going_out(interface)], Target::Return);
     }
 }
 
@@ -115,18 +120,15 @@ fn excluded_outbound_ports(r: &AmbientRedirect, opened: Opened<'_>, rules: &mut 
     let mut group = rules.group(Key::AmbientOutboundExcludePorts, "excluded outbound port");
     for port in &r.scope().outbound_ports_exclude {
         for protocol in [tcp(), udp()] {
-            let matches = opened.with([protocol, to_port(*port)]);
-            group.append_all(Table::Nat, opened.chain, matches, Target::Return);
+            group.append(opened.place(), opened.with([protocol, to_port(*port)]), Target::Return);
         }
     }
 }
 
 fn excluded_ranges(r: &AmbientRedirect, opened: Opened<'_>, rules: &mut RuleListBuilder<'_>) {
-    for range in Family::BOTH.into_iter().flat_map(|family| r.scope().outbound_exclude.of(family)) {
-        rules
-            .group(Key::AmbientOutboundExcludeRanges, "excluded destination")
-            .scoped(scope_of(&range))
-            .append_all(Table::Nat, opened.chain, opened.with([to(range)]), Target::Return);
+    for range in r.scope().outbound_exclude.iter() {
+        let group = rules.group(Key::AmbientOutboundExcludeRanges, "excluded destination");
+        group.scoped(scope_of(&range)).append(opened.place(), opened.with([to(range)]), Target::Return);
     }
 }
 
@@ -134,17 +136,12 @@ fn excluded_ranges(r: &AmbientRedirect, opened: Opened<'_>, rules: &mut RuleList
 fn included(r: &AmbientRedirect, ranges: &Cidrs, opened: Opened<'_>, rules: &mut RuleListBuilder<'_>) {
     let mut group = rules.group(Key::AmbientOutboundPorts, "captured outbound, whatever the destination");
     for port in &r.scope().outbound_ports {
-        let matches = opened.with([tcp(), to_port(*port), not_of_ztunnel()]);
-        group.append_all(Table::Nat, opened.chain, matches, Target::Redirect(AmbientRedirect::OUTBOUND_PORT));
+        group.append(opened.place(), opened.with([tcp(), to_port(*port), not_of_ztunnel()]), TO_OUTBOUND);
     }
-    for range in Family::BOTH.into_iter().flat_map(|family| ranges.of(family)) {
-        let matches = opened.with([tcp(), to(range), not_of_ztunnel()]);
-        rules.group(Key::AmbientOutboundRanges, "captured outbound").scoped(scope_of(&range)).append_all(
-            Table::Nat,
-            opened.chain,
-            matches,
-            Target::Redirect(AmbientRedirect::OUTBOUND_PORT),
-        );
+    for range in ranges.iter() {
+        let captured = opened.with([tcp(), to(range), not_of_ztunnel()]);
+        let group = rules.group(Key::AmbientOutboundRanges, "captured outbound");
+        group.scoped(scope_of(&range)).append(opened.place(), captured, TO_OUTBOUND);
     }
 }
 
@@ -157,33 +154,22 @@ fn virtual_interfaces(r: &AmbientRedirect, rules: &mut RuleListBuilder<'_>) {
         let purpose = "outbound: it comes from inside the pod";
         match &r.scope().outbound {
             OutboundRanges::All => {
-                rules.group(Key::AmbientVirtualInterfaces, purpose).append(
-                    Table::Nat,
-                    OurChain::Prerouting,
-                    [coming_in(interface), tcp()],
-                    Target::Redirect(AmbientRedirect::OUTBOUND_PORT),
-                );
+                let mut group = rules.group(Key::AmbientVirtualInterfaces, purpose);
+                group.append(opened.place(), opened.with([tcp()]), TO_OUTBOUND);
             }
             OutboundRanges::Only(ranges) => included(r, ranges, opened, rules),
         }
-        rules.group(Key::AmbientVirtualInterfaces, purpose).append(
-            Table::Nat,
-            OurChain::Prerouting,
-            [coming_in(interface), tcp()],
-            Target::Return,
-        );
+        let mut group = rules.group(Key::AmbientVirtualInterfaces, purpose);
+        group.append(opened.place(), opened.with([tcp()]), Target::Return);
     }
 }
 
 /// What answers the kubelet's probes does not go to ztunnel.
 fn probe_answers(r: &AmbientRedirect, rules: &mut RuleListBuilder<'_>) {
     for family in Family::BOTH {
-        rules.group(probe_key(family), "answers to the kubelet's probes").scoped(Scope::Only(family)).append(
-            Table::Nat,
-            OurChain::Output,
-            [tcp(), to(probe_source(r, family))],
-            Target::Accept,
-        );
+        let group = rules.group(probe_key(family), "answers to the kubelet's probes");
+        let answers = [tcp(), to(probe_source(r, family))];
+        group.scoped(Scope::Only(family)).append(NAT_OUTPUT, answers, Target::Accept);
     }
 }
 
@@ -192,19 +178,16 @@ fn inbound(r: &AmbientRedirect, rules: &mut RuleListBuilder<'_>) {
         return;
     }
     for family in Family::BOTH {
-        rules.group(probe_key(family), "the kubelet's probes").scoped(Scope::Only(family)).append(
-            Table::Nat,
-            OurChain::Prerouting,
-            [tcp(), from(probe_source(r, family))],
-            Target::Accept,
-        );
+        let group = rules.group(probe_key(family), "the kubelet's probes");
+        let probes = [tcp(), from(probe_source(r, family))];
+        group.scoped(Scope::Only(family)).append(NAT_PREROUTING, probes, Target::Accept);
     }
     match &r.scope().inbound {
         InboundPorts::None => {}
         InboundPorts::AllExcept(ports) => {
             let mut group = rules.group(Key::AmbientInboundExcludePorts, "excluded inbound port");
             for port in ports {
-                group.append(Table::Nat, OurChain::Prerouting, [tcp(), to_port(*port)], Target::Return);
+                group.append(NAT_PREROUTING, [tcp(), to_port(*port)], Target::Return);
             }
             all_inbound(rules);
         }
@@ -213,38 +196,21 @@ fn inbound(r: &AmbientRedirect, rules: &mut RuleListBuilder<'_>) {
 }
 
 fn all_inbound(rules: &mut RuleListBuilder<'_>) {
-    for family in Family::BOTH {
-        let captured =
-            [not_to(itself(family)), tcp(), not_to_port(AmbientRedirect::TUNNEL_PORT), not_of_ztunnel()];
-        rules
-            .group(Key::AmbientIngress, "inbound connections; tunnelled ones reach ztunnel by themselves")
-            .scoped(Scope::Only(family))
-            .append(
-                Table::Nat,
-                OurChain::Prerouting,
-                captured,
-                Target::Redirect(AmbientRedirect::INBOUND_PORT),
-            );
-    }
+    let captured =
+        |family| [not_to(itself(family)), tcp(), not_to_port(AmbientRedirect::TUNNEL_PORT), not_of_ztunnel()];
+    let purpose = "inbound connections; tunnelled ones reach ztunnel by themselves";
+    rules.group(Key::AmbientIngress, purpose).append_for_each(NAT_PREROUTING, captured, &TO_INBOUND);
 }
 
 fn included_inbound_ports(ports: &[PortRange], rules: &mut RuleListBuilder<'_>) {
-    rules.group(Key::AmbientIngress, "tunnelled connections reach ztunnel by themselves").append(
-        Table::Nat,
-        OurChain::Prerouting,
-        [tcp(), to_port(AmbientRedirect::TUNNEL_PORT)],
-        Target::Return,
-    );
-    for (family, port) in
-        Family::BOTH.into_iter().flat_map(|family| ports.iter().map(move |port| (family, port)))
-    {
-        let captured = [not_to(itself(family)), tcp(), to_port(*port), not_of_ztunnel()];
-        rules.group(Key::AmbientInboundPorts, "captured inbound").scoped(Scope::Only(family)).append(
-            Table::Nat,
-            OurChain::Prerouting,
-            captured,
-            Target::Redirect(AmbientRedirect::INBOUND_PORT),
-        );
+    let mut group = rules.group(Key::AmbientIngress, "tunnelled connections reach ztunnel by themselves");
+    group.append(NAT_PREROUTING, [tcp(), to_port(AmbientRedirect::TUNNEL_PORT)], Target::Return);
+    for family in Family::BOTH {
+        let mut group = rules.group(Key::AmbientInboundPorts, "captured inbound").scoped(Scope::Only(family));
+        for port in ports {
+            let captured = [not_to(itself(family)), tcp(), to_port(*port), not_of_ztunnel()];
+            group.append(NAT_PREROUTING, captured, TO_INBOUND);
+        }
     }
 }
 
@@ -255,68 +221,35 @@ fn dns(r: &AmbientRedirect, rules: &mut RuleListBuilder<'_>) {
     }
     let because = r.dns_key();
     hooks(Table::Raw, because, rules);
+    let to_ztunnel = Target::Redirect(DnsCapture::PORT);
     let over_udp = [not_out_by_loopback(), not_of_ztunnel(), udp(), to_port(DNS)];
-    rules.group(because, "DNS queries over UDP").append(
-        Table::Nat,
-        OurChain::Output,
-        over_udp,
-        Target::Redirect(DnsCapture::PORT),
-    );
-    for family in Family::BOTH {
-        let over_tcp = [not_to(itself(family)), tcp(), to_port(DNS), not_of_ztunnel()];
-        rules.group(because, "DNS queries over TCP").scoped(Scope::Only(family)).append(
-            Table::Nat,
-            OurChain::Output,
-            over_tcp,
-            Target::Redirect(DnsCapture::PORT),
-        );
-    }
+    rules.group(because, "DNS queries over UDP").append(NAT_OUTPUT, over_udp, to_ztunnel.clone());
+    let over_tcp = |family| [not_to(itself(family)), tcp(), to_port(DNS), not_of_ztunnel()];
+    rules.group(because, "DNS queries over TCP").append_for_each(NAT_OUTPUT, over_tcp, &to_ztunnel);
     let mut group = rules.group(because, "ztunnel's queries and their answers, kept apart by conntrack zone");
-    group.append(Table::Raw, OurChain::Output, [udp(), to_port(DNS), of_ztunnel()], ZTUNNEL_ZONE);
-    group.append(Table::Raw, OurChain::Prerouting, [udp(), from_port(DNS), not_of_ztunnel()], ZTUNNEL_ZONE);
+    group.append((Table::Raw, OurChain::Output), [udp(), to_port(DNS), of_ztunnel()], ZTUNNEL_ZONE);
+    let answers = [udp(), from_port(DNS), not_of_ztunnel()];
+    group.append((Table::Raw, OurChain::Prerouting), answers, ZTUNNEL_ZONE);
 }
 
 fn outbound(r: &AmbientRedirect, rules: &mut RuleListBuilder<'_>) {
-    rules.group(Key::Ambient, "the application's answers, already on their way to ztunnel").append(
-        Table::Nat,
-        OurChain::Output,
-        [tcp(), Match::Mark(Equality::equals(AmbientRedirect::ANSWER_MARK))],
-        Target::Accept,
-    );
-    for family in Family::BOTH {
-        rules
-            .group(Key::Ambient, "the pod calling itself by its own address")
-            .scoped(Scope::Only(family))
-            .append(
-                Table::Nat,
-                OurChain::Output,
-                [out_by_loopback(), not_to(itself(family))],
-                Target::Accept,
-            );
-    }
+    let mut group = rules.group(Key::Ambient, "the application's answers, already on their way to ztunnel");
+    let answers = [tcp(), Match::Mark(Equality::equals(AmbientRedirect::ANSWER_MARK))];
+    group.append(NAT_OUTPUT, answers, Target::Accept);
+    let group = rules.group(Key::Ambient, "the pod calling itself by its own address");
+    group.append_for_each(NAT_OUTPUT, |family| [out_by_loopback(), not_to(itself(family))], &Target::Accept);
     excluded_ranges(r, OUTBOUND, rules);
     match &r.scope().outbound {
-        OutboundRanges::All => all_outbound(rules),
+        OutboundRanges::All => {
+            let captured = |family| [tcp(), not_to(itself(family)), not_of_ztunnel()];
+            let group = rules.group(Key::Ambient, "outbound connections");
+            group.append_for_each(NAT_OUTPUT, captured, &TO_OUTBOUND);
+        }
         OutboundRanges::Only(ranges) => {
-            for family in Family::BOTH {
-                rules
-                    .group(Key::Ambient, "the pod calling itself by its loopback address")
-                    .scoped(Scope::Only(family))
-                    .append(Table::Nat, OurChain::Output, [to(itself(family))], Target::Return);
-            }
+            let group = rules.group(Key::Ambient, "the pod calling itself by its loopback address");
+            group.append_for_each(NAT_OUTPUT, |family| [to(itself(family))], &Target::Return);
             included(r, ranges, OUTBOUND, rules);
         }
-    }
-}
-
-fn all_outbound(rules: &mut RuleListBuilder<'_>) {
-    for family in Family::BOTH {
-        rules.group(Key::Ambient, "outbound connections").scoped(Scope::Only(family)).append(
-            Table::Nat,
-            OurChain::Output,
-            [tcp(), not_to(itself(family)), not_of_ztunnel()],
-            Target::Redirect(AmbientRedirect::OUTBOUND_PORT),
-        );
     }
 }
 

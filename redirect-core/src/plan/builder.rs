@@ -7,7 +7,7 @@ use crate::{
         Chain, ConnState, Direction, Equality, Match, Protocol, Rule, Scope, Table, Target, TcpFlags, Tracked,
     },
     settings::{Key, Provenance, Source, Sources},
-    values::{InterfaceName, Mark, PortRange},
+    values::{Family, InterfaceName, Mark, PortRange},
 };
 use alloc::vec::Vec;
 use ipnet::IpNet;
@@ -62,37 +62,37 @@ impl Group<'_> {
     }
 
     /// Adds a rule behind the last one of its chain.
-    pub(super) fn append<const N: usize>(
+    pub(super) fn append(
         &mut self,
-        table: Table,
-        chain: impl Into<Chain>,
-        matches: [Match; N],
+        (table, chain): (Table, impl Into<Chain>),
+        matches: impl Into<Vec<Match>>,
         target: Target,
     ) {
         self.add(table, chain.into(), Position::Last, matches.into(), target);
     }
 
+    /// The same for each family, whose conditions are these.
+    pub(super) fn append_for_each<const N: usize>(
+        mut self,
+        place: (Table, impl Into<Chain> + Copy),
+        matches: impl Fn(Family) -> [Match; N],
+        target: &Target,
+    ) {
+        for family in Family::BOTH {
+            self.scope = Scope::Only(family);
+            self.append(place, matches(family), target.clone());
+        }
+    }
+
     /// Adds a rule before the one with this number.
-    pub(super) fn insert<const N: usize>(
+    pub(super) fn insert(
         &mut self,
-        table: Table,
-        chain: impl Into<Chain>,
+        (table, chain): (Table, impl Into<Chain>),
         number: usize,
-        matches: [Match; N],
+        matches: impl Into<Vec<Match>>,
         target: Target,
     ) {
         self.add(table, chain.into(), Position::Before(number), matches.into(), target);
-    }
-
-    /// Adds a rule with any number of conditions behind the last one of its chain.
-    pub(super) fn append_all(
-        &mut self,
-        table: Table,
-        chain: impl Into<Chain>,
-        matches: Vec<Match>,
-        target: Target,
-    ) {
-        self.add(table, chain.into(), Position::Last, matches, target);
     }
 
     fn add(&mut self, table: Table, chain: Chain, position: Position, matches: Vec<Match>, target: Target) {
@@ -112,7 +112,7 @@ pub(super) fn proxy_owners(r: &Redirect) -> impl Iterator<Item = (Key, Match)> {
 
 /// The scope of a rule that names an address.
 pub(super) fn scope_of(net: &IpNet) -> Scope {
-    Scope::Only(crate::Family::of(&net.addr()))
+    Scope::Only(Family::of(&net.addr()))
 }
 
 pub(super) fn tcp() -> Match {

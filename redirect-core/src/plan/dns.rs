@@ -24,14 +24,10 @@ impl RuleListBuilder<'_> {
             return;
         }
         let queries = Target::Jump(OurChain::OutputDns.into());
-        self.group(Key::RedirectDns, "DNS queries").append(Table::Raw, Hook::Output, [], queries.clone());
+        self.group(Key::RedirectDns, "DNS queries").append((Table::Raw, Hook::Output), [], queries.clone());
         for scope in dns_scopes(r) {
-            self.group(Key::RedirectDns, "DNS queries").scoped(scope).append(
-                Table::Nat,
-                OurChain::Output,
-                [],
-                queries.clone(),
-            );
+            let group = self.group(Key::RedirectDns, "DNS queries");
+            group.scoped(scope).append((Table::Nat, OurChain::Output), [], queries.clone());
         }
         self.dns_redirects(r);
         self.dns_proxy_zones(r);
@@ -41,13 +37,10 @@ impl RuleListBuilder<'_> {
     fn dns_redirects(&mut self, r: &Redirect) {
         for protocol in [tcp(), udp()] {
             for (scope, server) in dns_servers(r) {
-                let matches = server.map(to).into_iter().chain([protocol.clone(), to_port(DNS)]).collect();
-                self.group(Key::RedirectDns, "to the proxy's DNS server").scoped(scope).append_all(
-                    Table::Nat,
-                    OurChain::OutputDns,
-                    matches,
-                    Target::Redirect(DnsCapture::PORT),
-                );
+                let query: Vec<_> =
+                    server.map(to).into_iter().chain([protocol.clone(), to_port(DNS)]).collect();
+                let mut group = self.group(Key::RedirectDns, "to the proxy's DNS server").scoped(scope);
+                group.append((Table::Nat, OurChain::OutputDns), query, Target::Redirect(DnsCapture::PORT));
             }
         }
     }
@@ -57,9 +50,9 @@ impl RuleListBuilder<'_> {
             let mut group =
                 self.group(because, "the proxy's queries and answers, kept apart by conntrack zone");
             let query = [udp(), to_port(DNS), owned.clone()];
-            group.append(Table::Raw, OurChain::OutputDns, query, UPSTREAM_ZONE);
+            group.append((Table::Raw, OurChain::OutputDns), query, UPSTREAM_ZONE);
             let answer = [udp(), from_port(DnsCapture::PORT), owned];
-            group.append(Table::Raw, OurChain::OutputDns, answer, LOCAL_ZONE);
+            group.append((Table::Raw, OurChain::OutputDns), answer, LOCAL_ZONE);
         }
     }
 
@@ -67,16 +60,15 @@ impl RuleListBuilder<'_> {
         let answers = Target::Jump(OurChain::Inbound.into());
         for scope in dns_scopes(r) {
             let mut group = self.group(Key::RedirectDns, "DNS answers").scoped(scope);
-            group.append(Table::Raw, Hook::Prerouting, [], answers.clone());
+            group.append((Table::Raw, Hook::Prerouting), [], answers.clone());
         }
         for (scope, server) in dns_servers(r) {
-            let query = [udp(), to_port(DNS)].into_iter().chain(server.map(to)).collect();
-            let answer = [udp(), from_port(DNS)].into_iter().chain(server.map(from)).collect();
-            let mut group = self
-                .group(Key::RedirectDns, "queries and answers, kept apart by conntrack zone")
-                .scoped(scope);
-            group.append_all(Table::Raw, OurChain::OutputDns, query, LOCAL_ZONE);
-            group.append_all(Table::Raw, OurChain::Inbound, answer, UPSTREAM_ZONE);
+            let query: Vec<_> = [udp(), to_port(DNS)].into_iter().chain(server.map(to)).collect();
+            let answer: Vec<_> = [udp(), from_port(DNS)].into_iter().chain(server.map(from)).collect();
+            let group = self.group(Key::RedirectDns, "queries and answers, kept apart by conntrack zone");
+            let mut group = group.scoped(scope);
+            group.append((Table::Raw, OurChain::OutputDns), query, LOCAL_ZONE);
+            group.append((Table::Raw, OurChain::Inbound), answer, UPSTREAM_ZONE);
         }
     }
 }

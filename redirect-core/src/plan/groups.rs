@@ -12,6 +12,8 @@ use ipnet::IpNet;
 
 const REDIRECT: Target = Target::Jump(crate::rule::Chain::Ours(OurChain::Redirect));
 const IN_REDIRECT: Target = Target::Jump(crate::rule::Chain::Ours(OurChain::InRedirect));
+/// The chain that decides about outbound packets.
+const NAT_OUTPUT: (Table, OurChain) = (Table::Nat, OurChain::Output);
 
 /// All rules of a redirection.
 pub(super) fn rules(r: &Redirect) -> Vec<PlannedRule> {
@@ -52,8 +54,8 @@ impl RuleListBuilder<'_> {
         let mut group = self.group(Key::ExcludeInterfaces, "excluded interface");
         for table in tables {
             for interface in r.exclude_interfaces() {
-                group.append(*table, Hook::Prerouting, [coming_in(interface)], Target::Return);
-                group.append(*table, Hook::Output, [going_out(interface)], Target::Return);
+                group.append((*table, Hook::Prerouting), [coming_in(interface)], Target::Return);
+                group.append((*table, Hook::Output), [going_out(interface)], Target::Return);
             }
         }
     }
@@ -62,7 +64,7 @@ impl RuleListBuilder<'_> {
     fn virtual_interfaces_return(&mut self, r: &Redirect) {
         let mut group = self.group(Key::VirtualInterfaces, "not inbound: it comes from inside the pod");
         for interface in r.virtual_interfaces() {
-            group.insert(Table::Nat, Hook::Prerouting, 1, [coming_in(interface)], Target::Return);
+            group.insert((Table::Nat, Hook::Prerouting), 1, [coming_in(interface)], Target::Return);
         }
     }
 
@@ -73,31 +75,20 @@ impl RuleListBuilder<'_> {
         }
         let mut group = self.group(Key::DropInvalid, "packets of no connection would be reset by the kernel");
         let invalid = Match::Tracked(ConnState::Invalid.into());
-        group.append(Table::Mangle, Hook::Prerouting, [invalid], Target::Jump(OurChain::Drop.into()));
-        group.append(Table::Mangle, OurChain::Drop, [], Target::Drop);
+        group.append((Table::Mangle, Hook::Prerouting), [invalid], Target::Jump(OurChain::Drop.into()));
+        group.append((Table::Mangle, OurChain::Drop), [], Target::Drop);
     }
 
     /// The chains that send to the proxy, and the tunnel port's exemption.
     fn redirect_chains(&mut self, r: &Redirect) {
+        let mut group =
+            self.group(Key::InboundTunnelPort, "tunnelled connections reach the proxy by themselves");
         let tunnel = [tcp(), to_port(r.tunnel_port())];
-        self.group(Key::InboundTunnelPort, "tunnelled connections reach the proxy by themselves").append(
-            Table::Nat,
-            OurChain::Inbound,
-            tunnel,
-            Target::Return,
-        );
-        self.group(Key::ProxyPort, "to the proxy's outbound listener").append(
-            Table::Nat,
-            OurChain::Redirect,
-            [tcp()],
-            Target::Redirect(r.proxy_port()),
-        );
-        self.group(Key::InboundCapturePort, "to the proxy's inbound listener").append(
-            Table::Nat,
-            OurChain::InRedirect,
-            [tcp()],
-            Target::Redirect(r.inbound_port()),
-        );
+        group.append((Table::Nat, OurChain::Inbound), tunnel, Target::Return);
+        let mut group = self.group(Key::ProxyPort, "to the proxy's outbound listener");
+        group.append((Table::Nat, OurChain::Redirect), [tcp()], Target::Redirect(r.proxy_port()));
+        let mut group = self.group(Key::InboundCapturePort, "to the proxy's inbound listener");
+        group.append((Table::Nat, OurChain::InRedirect), [tcp()], Target::Redirect(r.inbound_port()));
     }
 
     /// Inbound capture, in nat or, with TPROXY, in mangle.
@@ -112,14 +103,14 @@ impl RuleListBuilder<'_> {
         };
         let to_inbound = Target::Jump(OurChain::Inbound.into());
         let mut group = self.group(Key::InboundPorts, "inbound connections");
-        group.append(table, Hook::Prerouting, [tcp()], to_inbound);
+        group.append((table, Hook::Prerouting), [tcp()], to_inbound);
         match r.inbound() {
             InboundPorts::None => {}
             InboundPorts::AllExcept(ports) => {
                 for (place, port) in ports.iter().enumerate() {
                     self.group(Key::InboundExcludePorts, "excluded inbound port")
                         .said_by(r.source_of_excluded_inbound(place))
-                        .append(table, OurChain::Inbound, [tcp(), to_port(*port)], Target::Return);
+                        .append((table, OurChain::Inbound), [tcp(), to_port(*port)], Target::Return);
                 }
                 self.capture_inbound(r, &[tcp()]);
             }
@@ -138,15 +129,12 @@ impl RuleListBuilder<'_> {
             Key::InterceptionMode,
             "answers to the proxy's connections in a client's name go to the proxy",
         );
-        group.append(Table::Mangle, OurChain::Divert, [], Target::SetMark(tproxy.mark()));
-        group.append(Table::Mangle, OurChain::Divert, [], Target::Accept);
-        for family in Family::BOTH {
-            let target = Target::Tproxy { port: r.inbound_port(), mark: tproxy.mark() };
-            let matches = [tcp(), not_to(r.loopback(family))];
-            self.group(Key::InterceptionMode, "inbound connections go to the proxy, unchanged")
-                .scoped(Scope::Only(family))
-                .append(Table::Mangle, OurChain::Tproxy, matches, target);
-        }
+        group.append((Table::Mangle, OurChain::Divert), [], Target::SetMark(tproxy.mark()));
+        group.append((Table::Mangle, OurChain::Divert), [], Target::Accept);
+        let group = self.group(Key::InterceptionMode, "inbound connections go to the proxy, unchanged");
+        let target = Target::Tproxy { port: r.inbound_port(), mark: tproxy.mark() };
+        let inbound = |family| [tcp(), not_to(r.loopback(family))];
+        group.append_for_each((Table::Mangle, OurChain::Tproxy), inbound, &target);
     }
 
     /// Captures inbound packets with these conditions: a protocol and perhaps a port.
@@ -154,58 +142,37 @@ impl RuleListBuilder<'_> {
         let mut group = self.group(Key::InboundPorts, "captured inbound");
         match r.mode() {
             InterceptionMode::Redirect => {
-                group.append_all(Table::Nat, OurChain::Inbound, conditions.to_vec(), IN_REDIRECT);
+                group.append((Table::Nat, OurChain::Inbound), conditions, IN_REDIRECT);
             }
             InterceptionMode::Tproxy(_) => {
+                let inbound = (Table::Mangle, OurChain::Inbound);
                 // Only answers. What comes the other way may be a new connection on an entry that an earlier one left.
-                let answers = conditions.iter().cloned().chain([not_opening(), reply()]).collect();
-                group.append_all(
-                    Table::Mangle,
-                    OurChain::Inbound,
-                    answers,
-                    Target::Jump(OurChain::Divert.into()),
-                );
-                let rest = conditions.to_vec();
-                group.append_all(
-                    Table::Mangle,
-                    OurChain::Inbound,
-                    rest,
-                    Target::Jump(OurChain::Tproxy.into()),
-                );
+                let answers = [conditions, &[not_opening(), reply()]].concat();
+                group.append(inbound, answers, Target::Jump(OurChain::Divert.into()));
+                group.append(inbound, conditions, Target::Jump(OurChain::Tproxy.into()));
             }
         }
     }
 
     /// `-A OUTPUT -j ISTIO_OUTPUT`.
     fn output_hook(&mut self) {
-        self.group(Key::OutboundRanges, "outbound packets").append(
-            Table::Nat,
-            Hook::Output,
-            [],
-            Target::Jump(OurChain::Output.into()),
-        );
+        let mut group = self.group(Key::OutboundRanges, "outbound packets");
+        group.append((Table::Nat, Hook::Output), [], Target::Jump(OurChain::Output.into()));
     }
 
     fn excluded_outbound_ports(&mut self, r: &Redirect) {
         let mut group = self.group(Key::OutboundExcludePorts, "excluded outbound port");
         for port in r.outbound_ports_exclude() {
-            group.append(Table::Nat, OurChain::Output, [tcp(), to_port(*port)], Target::Return);
-            group.append(Table::Nat, OurChain::Output, [udp(), to_port(*port)], Target::Return);
+            group.append(NAT_OUTPUT, [tcp(), to_port(*port)], Target::Return);
+            group.append(NAT_OUTPUT, [udp(), to_port(*port)], Target::Return);
         }
     }
 
     /// `-s 127.0.0.6 -o lo -j RETURN`: the proxy's connections to the application.
     fn passthrough(&mut self) {
-        for family in Family::BOTH {
-            self.group(Key::InboundCapturePort, "the proxy's connections to the application")
-                .scoped(Scope::Only(family))
-                .append(
-                    Table::Nat,
-                    OurChain::Output,
-                    [out_by_loopback(), from(IpNet::from(family.passthrough()))],
-                    Target::Return,
-                );
-        }
+        let group = self.group(Key::InboundCapturePort, "the proxy's connections to the application");
+        let passed = |family: Family| [out_by_loopback(), from(IpNet::from(family.passthrough()))];
+        group.append_for_each(NAT_OUTPUT, passed, &Target::Return);
     }
 
     fn proxy_users(&mut self, r: &Redirect) {
@@ -231,25 +198,21 @@ impl RuleListBuilder<'_> {
 
     /// The proxy calling itself is inbound; the application calling itself, and the proxy's own calls, are not captured.
     fn proxy_owner(&mut self, r: &Redirect, because: Key, ports: &Match, owned: Match, not_owned: Match) {
-        for family in Family::BOTH {
-            let matches =
-                [out_by_loopback(), not_to(r.loopback(family)), tcp(), ports.clone(), owned.clone()];
-            self.group(because, "the proxy calling its own pod is an inbound call")
-                .scoped(Scope::Only(family))
-                .append(Table::Nat, OurChain::Output, matches, IN_REDIRECT);
-        }
+        let group = self.group(because, "the proxy calling its own pod is an inbound call");
+        let called =
+            |family| [out_by_loopback(), not_to(r.loopback(family)), tcp(), ports.clone(), owned.clone()];
+        group.append_for_each(NAT_OUTPUT, called, &IN_REDIRECT);
         if !includes_loopback(r) {
             let mut group = self.group(because, "the application calling itself, not captured");
             if *r.dns() == DnsCapture::Off {
-                group.append(Table::Nat, OurChain::Output, [out_by_loopback(), not_owned], Target::Return);
+                group.append(NAT_OUTPUT, [out_by_loopback(), not_owned], Target::Return);
             } else {
                 let matches = [out_by_loopback(), tcp(), not_to_port(DNS), not_owned];
-                group.append(Table::Nat, OurChain::Output, matches, Target::Return);
+                group.append(NAT_OUTPUT, matches, Target::Return);
             }
         }
         self.group(because, "the proxy's own calls, not captured").append(
-            Table::Nat,
-            OurChain::Output,
+            NAT_OUTPUT,
             [owned],
             Target::Return,
         );
@@ -260,64 +223,48 @@ impl RuleListBuilder<'_> {
             OwnerGroups::AllExcept(groups) => {
                 let mut group = self.group(Key::OwnerGroupsExclude, "excluded group");
                 for gid in groups {
-                    let matches = [Match::OwnerGid(Equality::equals(*gid))];
-                    group.append(Table::Nat, OurChain::Output, matches, Target::Return);
+                    group.append(NAT_OUTPUT, [Match::OwnerGid(Equality::equals(*gid))], Target::Return);
                 }
             }
             OwnerGroups::Only(groups) => {
-                let matches = groups.iter().map(|gid| Match::OwnerGid(Equality::not_equals(*gid))).collect();
-                self.group(Key::OwnerGroups, "only these groups' traffic is captured").append_all(
-                    Table::Nat,
-                    OurChain::Output,
-                    matches,
-                    Target::Return,
-                );
+                let others = groups.iter().map(|gid| Match::OwnerGid(Equality::not_equals(*gid)));
+                let mut group = self.group(Key::OwnerGroups, "only these groups' traffic is captured");
+                group.append(NAT_OUTPUT, others.collect::<Vec<_>>(), Target::Return);
             }
         }
     }
 
     /// `-d 127.0.0.1/32 -j RETURN`.
     fn loopback(&mut self, r: &Redirect) {
-        for family in Family::BOTH {
-            self.group(Key::LoopbackRange, "excluded loopback destination")
-                .scoped(Scope::Only(family))
-                .append(Table::Nat, OurChain::Output, [to(r.loopback(family))], Target::Return);
-        }
+        let group = self.group(Key::LoopbackRange, "excluded loopback destination");
+        group.append_for_each(NAT_OUTPUT, |family| [to(r.loopback(family))], &Target::Return);
     }
 
     fn excluded_ranges(&mut self, r: &Redirect) {
-        for family in Family::BOTH {
-            for range in r.outbound_exclude().of(family) {
-                self.group(Key::OutboundExcludeRanges, "excluded destination")
-                    .scoped(Scope::Only(family))
-                    .append(Table::Nat, OurChain::Output, [to(range)], Target::Return);
-            }
+        for range in r.outbound_exclude().iter() {
+            let group = self.group(Key::OutboundExcludeRanges, "excluded destination");
+            group.scoped(scope_of(&range)).append(NAT_OUTPUT, [to(range)], Target::Return);
         }
     }
 
     fn included_ports(&mut self, r: &Redirect) {
         let mut group = self.group(Key::OutboundPorts, "captured outbound, whatever the destination");
         for port in r.outbound_ports() {
-            group.append(Table::Nat, OurChain::Output, [tcp(), to_port(*port)], REDIRECT);
+            group.append(NAT_OUTPUT, [tcp(), to_port(*port)], REDIRECT);
         }
     }
 
     fn included_ranges(&mut self, r: &Redirect) {
         match r.outbound() {
             OutboundRanges::All => {
-                self.group(Key::OutboundRanges, "captured outbound").append(
-                    Table::Nat,
-                    OurChain::Output,
-                    [],
-                    REDIRECT,
-                );
+                self.group(Key::OutboundRanges, "captured outbound").append(NAT_OUTPUT, [], REDIRECT);
                 let mut group = self.group(Key::VirtualInterfaces, "captured as outbound");
                 for interface in r.virtual_interfaces() {
-                    group.insert(Table::Nat, Hook::Prerouting, 1, [coming_in(interface)], REDIRECT);
+                    group.insert((Table::Nat, Hook::Prerouting), 1, [coming_in(interface)], REDIRECT);
                 }
             }
             OutboundRanges::Only(cidrs) => {
-                for range in Family::BOTH.into_iter().flat_map(|family| cidrs.of(family)) {
+                for range in cidrs.iter() {
                     self.included_range(r, range);
                 }
             }
@@ -327,14 +274,10 @@ impl RuleListBuilder<'_> {
     fn included_range(&mut self, r: &Redirect, range: IpNet) {
         let mut group = self.group(Key::VirtualInterfaces, "captured as outbound").scoped(scope_of(&range));
         for interface in r.virtual_interfaces() {
-            group.insert(Table::Nat, Hook::Prerouting, 1, [coming_in(interface), to(range)], REDIRECT);
+            group.insert((Table::Nat, Hook::Prerouting), 1, [coming_in(interface), to(range)], REDIRECT);
         }
-        self.group(Key::OutboundRanges, "captured outbound").scoped(scope_of(&range)).append(
-            Table::Nat,
-            OurChain::Output,
-            [to(range)],
-            REDIRECT,
-        );
+        let group = self.group(Key::OutboundRanges, "captured outbound");
+        group.scoped(scope_of(&range)).append(NAT_OUTPUT, [to(range)], REDIRECT);
     }
 
     /// Marks follow connections, and the proxy's own calls to its pod get a mark of their own.
@@ -343,45 +286,34 @@ impl RuleListBuilder<'_> {
         let shared = guard::shared_mark(r, tproxy);
         let mut group = self.group(Key::TproxyMark, "the connection remembers the packet's mark");
         let remember = shared.map_or(Target::SaveMark, Target::SetConnMark);
-        group.append(Table::Mangle, Hook::Prerouting, [tcp(), marked(mark)], remember);
+        group.append((Table::Mangle, Hook::Prerouting), [tcp(), marked(mark)], remember);
         let mut group = self.group(Key::TproxyMark, "the proxy's answers on loopback, not captured");
-        group.append(Table::Mangle, Hook::Output, [out_by_loopback(), tcp(), marked(mark)], Target::Return);
+        let output = (Table::Mangle, Hook::Output);
+        group.append(output, [out_by_loopback(), tcp(), marked(mark)], Target::Return);
         for (because, owned) in proxy_owners(r) {
-            for family in Family::BOTH {
-                let matches = [out_by_loopback(), tcp(), not_to(r.loopback(family)), owned.clone()];
-                self.group(because, "the proxy calling its own pod is an inbound call")
-                    .scoped(Scope::Only(family))
-                    .append(Table::Mangle, Hook::Output, matches, Target::SetMark(Mark::PROXY));
-            }
+            let group = self.group(because, "the proxy calling its own pod is an inbound call");
+            let called = |family| [out_by_loopback(), tcp(), not_to(r.loopback(family)), owned.clone()];
+            group.append_for_each(output, called, &Target::SetMark(Mark::PROXY));
         }
         let mut group = self.group(Key::TproxyMark, "packets get the mark their connection remembers");
         let remembered = Match::ConnMark(Equality::equals(shared.unwrap_or(mark.into())));
         let restore = if shared.is_some() { Target::SetMark(mark) } else { Target::RestoreMark };
-        group.append(Table::Mangle, Hook::Output, [tcp(), remembered], restore);
+        group.append(output, [tcp(), remembered], restore);
     }
 
     /// Inbound packets that are not captured, before all other inbound rules.
     fn tproxy_inbound_exceptions(&mut self, tproxy: Tproxy) {
-        self.group(Key::TproxyMark, "already handed over").insert(
-            Table::Mangle,
-            OurChain::Inbound,
-            1,
-            [tcp(), marked(tproxy.mark())],
-            Target::Return,
-        );
+        let inbound = (Table::Mangle, OurChain::Inbound);
+        let mut group = self.group(Key::TproxyMark, "already handed over");
+        group.insert(inbound, 1, [tcp(), marked(tproxy.mark())], Target::Return);
         for family in Family::BOTH {
-            let matches = [in_by_loopback(), tcp(), from(IpNet::from(family.passthrough()))];
-            self.group(Key::InterceptionMode, "the proxy's connections to the application")
-                .scoped(Scope::Only(family))
-                .insert(Table::Mangle, OurChain::Inbound, 2, matches, Target::Return);
+            let group = self.group(Key::InterceptionMode, "the proxy's connections to the application");
+            let passed = [in_by_loopback(), tcp(), from(IpNet::from(family.passthrough()))];
+            group.scoped(Scope::Only(family)).insert(inbound, 2, passed, Target::Return);
         }
-        self.group(Key::InterceptionMode, "loopback traffic that is not the proxy's").insert(
-            Table::Mangle,
-            OurChain::Inbound,
-            3,
-            [in_by_loopback(), tcp(), not_marked(Mark::PROXY)],
-            Target::Return,
-        );
+        let mut group = self.group(Key::InterceptionMode, "loopback traffic that is not the proxy's");
+        let others = [in_by_loopback(), tcp(), not_marked(Mark::PROXY)];
+        group.insert(inbound, 3, others, Target::Return);
     }
 }
 

@@ -13,6 +13,10 @@ use crate::{
 };
 use alloc::vec::Vec;
 
+/// The chains that decide what passes.
+const GUARD_IN: (Table, OurChain) = (Table::Mangle, OurChain::GuardIn);
+const GUARD_OUT: (Table, OurChain) = (Table::Mangle, OurChain::GuardOut);
+
 impl RuleListBuilder<'_> {
     pub(super) fn strict_capture(&mut self, r: &Redirect) {
         if !r.strict_capture() {
@@ -20,8 +24,8 @@ impl RuleListBuilder<'_> {
         }
         let mut group = self.group(Key::StrictCapture, "what opens a connection, or answers");
         let opens = [not_in_by_loopback(), tcp(), opening()];
-        group.insert(Table::Mangle, Hook::Prerouting, 1, opens, Target::Jump(OurChain::GuardIn.into()));
-        group.insert(Table::Mangle, Hook::Output, 1, [tcp()], Target::Jump(OurChain::GuardOut.into()));
+        group.insert((Table::Mangle, Hook::Prerouting), 1, opens, Target::Jump(OurChain::GuardIn.into()));
+        group.insert((Table::Mangle, Hook::Output), 1, [tcp()], Target::Jump(OurChain::GuardOut.into()));
         self.guard_in(r);
         self.guard_out(r);
     }
@@ -29,13 +33,13 @@ impl RuleListBuilder<'_> {
     fn guard_in(&mut self, r: &Redirect) {
         let mut group = self.group(Key::ExcludeInterfaces, "excluded interface");
         for interface in r.exclude_interfaces() {
-            group.append(Table::Mangle, OurChain::GuardIn, [coming_in(interface)], Target::Return);
+            group.append(GUARD_IN, [coming_in(interface)], Target::Return);
         }
         let mut group = self.group(Key::StrictCapture, "not what opens a connection: nat would let it pass");
-        group.append(Table::Mangle, OurChain::GuardIn, [invalid()], Target::Drop);
-        group.append(Table::Mangle, OurChain::GuardIn, [reply()], Target::Drop);
+        group.append(GUARD_IN, [invalid()], Target::Drop);
+        group.append(GUARD_IN, [reply()], Target::Drop);
         let mut group = self.group(Key::StrictCapture, "drops reuse of an exempt connection");
-        group.append(Table::Mangle, OurChain::GuardIn, [guarded()], Target::Drop);
+        group.append(GUARD_IN, [guarded()], Target::Drop);
     }
 
     /// Packets without SYN pass unless they begin an entry: the kernel makes one for an acknowledgement, too, where that of the
@@ -46,12 +50,8 @@ impl RuleListBuilder<'_> {
             Match::TcpFlags(Equality::not_equals(TcpFlags::SYNCHRONIZING)),
             Match::Tracked(ConnState::RelatedOrEstablished.into()),
         ];
-        self.group(Key::StrictCapture, "what belongs to a known connection").append(
-            Table::Mangle,
-            OurChain::GuardOut,
-            goes_on,
-            Target::Return,
-        );
+        let mut group = self.group(Key::StrictCapture, "what belongs to a known connection");
+        group.append(GUARD_OUT, goes_on, Target::Return);
         let interfaces =
             r.exclude_interfaces().iter().map(|interface| (Key::ExcludeInterfaces, going_out(interface)));
         for (because, exempt) in [(Key::StrictCapture, out_by_loopback())].into_iter().chain(interfaces) {
@@ -59,34 +59,29 @@ impl RuleListBuilder<'_> {
         }
         self.exempts(Key::ProxyUid, &exempt_senders(r));
         let mut group = self.group(Key::StrictCapture, "not what opens a connection: nat would let it pass");
-        group.append(Table::Mangle, OurChain::GuardOut, [tcp(), opening(), invalid()], Target::Drop);
-        group.append(Table::Mangle, OurChain::GuardOut, [tcp(), opening(), reply()], Target::Drop);
+        group.append(GUARD_OUT, [tcp(), opening(), invalid()], Target::Drop);
+        group.append(GUARD_OUT, [tcp(), opening(), reply()], Target::Drop);
         if let InterceptionMode::Tproxy(tproxy) = r.mode()
             && let Some(shared) = shared_mark(r, tproxy)
         {
             let answers = Match::ConnMark(Equality::equals(shared));
             self.group(Key::TproxyMark, "the application's answers to the proxy, which are sent to lo")
-                .append(Table::Mangle, OurChain::GuardOut, [answers], Target::Return);
+                .append(GUARD_OUT, [answers], Target::Return);
         }
         let mut group = self.group(Key::StrictCapture, "drops reuse of an exempt connection");
         let reuses = [tcp(), Match::TcpFlags(Equality::equals(TcpFlags::SYNCHRONIZING)), guarded()];
-        group.append(Table::Mangle, OurChain::GuardOut, reuses, Target::Drop);
+        group.append(GUARD_OUT, reuses, Target::Drop);
     }
 
     /// Connections with any of these conditions are exempt, and marked; so are all their packets.
     fn exempts(&mut self, because: Key, exempt: &[Vec<Match>]) {
         let mut group = self.group(because, "this connection is not captured");
         for conditions in exempt {
-            let opens = conditions.iter().cloned().chain([tcp(), not_answering()]).collect();
-            group.append_all(
-                Table::Mangle,
-                OurChain::GuardOut,
-                opens,
-                Target::SetConnMark(MaskedMark::GUARD),
-            );
+            let opens = [conditions.as_slice(), &[tcp(), not_answering()]].concat();
+            group.append(GUARD_OUT, opens, Target::SetConnMark(MaskedMark::GUARD));
         }
         for conditions in exempt {
-            group.append_all(Table::Mangle, OurChain::GuardOut, conditions.clone(), Target::Return);
+            group.append(GUARD_OUT, conditions.clone(), Target::Return);
         }
     }
 }
