@@ -138,13 +138,6 @@ struct Shape<'a> {
     others: Vec<&'a Match>,
 }
 
-/// One rule with what a set would hold of it.
-struct Candidate<'a> {
-    planned: &'a PlannedRule,
-    variable: usize,
-    range: (u128, u128),
-}
-
 /// Makes rules that stand behind each other, have the same target and differ in one port or destination into one rule.
 ///
 /// Within such a run the order of rules means nothing: whichever matches, the same happens.
@@ -167,32 +160,24 @@ const fn decides(target: &Target) -> bool {
 }
 
 fn run<'a>(rules: &[&'a PlannedRule]) -> Vec<Line<'a>> {
-    let mut groups: BTreeMap<Shape<'a>, Vec<Candidate<'a>>> = BTreeMap::new();
-    for (shape, candidate) in rules.iter().filter_map(|planned| candidate(planned)) {
-        groups.entry(shape).or_default().push(candidate);
+    let mut groups: BTreeMap<Shape<'a>, Vec<(u128, u128)>> = BTreeMap::new();
+    for (shape, _, range) in rules.iter().filter_map(|planned| candidate(planned)) {
+        groups.entry(shape).or_default().push(range);
     }
-    groups.retain(|_, members| members.len() >= WORTHWHILE);
-    let mut lines = Vec::new();
-    for planned in rules {
-        let Some((shape, candidate)) = candidate(planned) else {
-            lines.push(Line::Rule(planned));
-            continue;
-        };
-        let Some(members) = groups.get_mut(&shape) else {
-            lines.push(Line::Rule(planned));
-            continue;
-        };
+    groups.retain(|_, ranges| ranges.len() >= WORTHWHILE);
+    let line = |planned: &&'a PlannedRule| {
+        let group = candidate(planned)
+            .and_then(|(shape, variable, _)| Some((shape.kind, variable, groups.get_mut(&shape)?)));
+        let Some((kind, variable, ranges)) = group else { return Some(Line::Rule(planned)) };
         // The first of a group stands for all; those behind it are in its set.
-        if members.first().is_some_and(|first| core::ptr::eq(first.planned, candidate.planned)) {
-            let all = members.iter().map(|member| member.range).collect();
-            let ranges = Ranges::new(shape.kind, all);
-            lines.push(Line::Set { planned, variable: candidate.variable, ranges });
-        }
-    }
-    lines
+        let all = core::mem::take(ranges);
+        (!all.is_empty()).then(|| Line::Set { planned, variable, ranges: Ranges::new(kind, all) })
+    };
+    rules.iter().filter_map(line).collect()
 }
 
-fn candidate(planned: &PlannedRule) -> Option<(Shape<'_>, Candidate<'_>)> {
+/// What a rule has in common with others, which of its conditions a set would replace, and what the set would hold of it.
+fn candidate(planned: &PlannedRule) -> Option<(Shape<'_>, usize, (u128, u128))> {
     let matches = &planned.rule.matches;
     if matches.iter().any(|condition| matches!(condition, Match::DestinationPorts(_))) {
         return None;
@@ -202,8 +187,7 @@ fn candidate(planned: &PlannedRule) -> Option<(Shape<'_>, Candidate<'_>)> {
     };
     let (variable, Span { kind, range }) = find(Span::of_destination).or_else(|| find(Span::of_port))?;
     let others = matches.iter().enumerate().filter(|(index, _)| *index != variable).map(|(_, other)| other);
-    let shape = Shape { scope: planned.scope, kind, others: others.collect() };
-    Some((shape, Candidate { planned, variable, range }))
+    Some((Shape { scope: planned.scope, kind, others: others.collect() }, variable, range))
 }
 
 /// What a condition covers, as a range of keys.
