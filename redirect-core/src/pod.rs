@@ -125,91 +125,64 @@ impl Decision {
     }
 }
 
-/// Why a pod is not redirected. Logs, metrics, events and explanations use the same words.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[non_exhaustive]
-pub enum SkipReason {
-    /// The runtime named no pod.
-    NotAPod,
-    /// It is the node agent itself, which must start without itself.
-    AgentPod,
-    /// Its namespace is excluded.
-    NamespaceExcluded,
-    /// It has an init container that programs rules.
-    HasInitContainer,
-    /// Its proxy is switched off (DISABLE_ENVOY).
-    ProxyDisabled,
-    /// It has no proxy.
-    NoProxy,
-    /// Its proxy is not a sidecar: a gateway or a waypoint.
-    NotASidecar,
-    /// It is labelled or annotated not to be injected.
-    InjectionDisabled,
-    /// The injector has not dealt with it.
-    NotInjected,
-    /// It asks for no interception.
-    InterceptionNone,
-    /// Its runtime is sandboxed: rules do not bind it.
-    SandboxedRuntime,
+/// Makes the enum, the list of all and their texts, so that none of them can lack one.
+macro_rules! skip_reasons {
+    ($(#[doc = $doc:literal] $name:ident: $word:literal, $explanation:literal;)+) => {
+        /// Why a pod is not redirected. Logs, metrics, events and explanations use the same words.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        #[non_exhaustive]
+        pub enum SkipReason {
+            $(#[doc = $doc] $name,)+
+        }
+
+        impl SkipReason {
+            /// All of them.
+            pub const ALL: &'static [Self] = &[$(Self::$name),+];
+
+            /// The word for logs and metrics.
+            #[must_use]
+            pub const fn word(self) -> &'static str {
+                match self {
+                    $(Self::$name => $word,)+
+                }
+            }
+
+            /// The reason in a sentence.
+            #[must_use]
+            pub const fn explanation(self) -> &'static str {
+                match self {
+                    $(Self::$name => $explanation,)+
+                }
+            }
+        }
+    };
 }
 
-impl SkipReason {
-    /// All of them.
-    pub const ALL: &'static [Self] = &[
-        Self::NotAPod,
-        Self::AgentPod,
-        Self::NamespaceExcluded,
-        Self::HasInitContainer,
-        Self::ProxyDisabled,
-        Self::NoProxy,
-        Self::NotASidecar,
-        Self::InjectionDisabled,
-        Self::NotInjected,
-        Self::InterceptionNone,
-        Self::SandboxedRuntime,
-    ];
-
-    /// The word for logs and metrics.
-    #[must_use]
-    pub const fn word(self) -> &'static str {
-        match self {
-            Self::NotAPod => "not_a_pod",
-            Self::AgentPod => "agent_pod",
-            Self::NamespaceExcluded => "namespace_excluded",
-            Self::HasInitContainer => "has_init_container",
-            Self::ProxyDisabled => "proxy_disabled",
-            Self::NoProxy => "no_proxy",
-            Self::NotASidecar => "not_a_sidecar",
-            Self::InjectionDisabled => "injection_disabled",
-            Self::NotInjected => "not_injected",
-            Self::InterceptionNone => "interception_none",
-            Self::SandboxedRuntime => "sandboxed_runtime",
-        }
-    }
-
-    /// The reason in a sentence.
-    #[must_use]
-    pub const fn explanation(self) -> &'static str {
-        match self {
-            Self::NotAPod => "the runtime named no pod (K8S_POD_NAME and K8S_POD_NAMESPACE in CNI_ARGS)",
-            Self::AgentPod => "the pod is the node agent itself",
-            Self::NamespaceExcluded => "the namespace is listed in exclude_namespaces",
-            Self::HasInitContainer => "the init container istio-init programs the rules itself",
-            Self::ProxyDisabled => "container istio-proxy has DISABLE_ENVOY=true",
-            Self::NoProxy => "the pod has no container istio-proxy",
-            Self::NotASidecar => {
-                "the proxy is not a sidecar (its arguments do not begin with 'proxy sidecar')"
-            }
-            Self::InjectionDisabled => "label or annotation sidecar.istio.io/inject is false",
-            Self::NotInjected => {
-                "annotation sidecar.istio.io/status is missing: the injector has not processed the pod"
-            }
-            Self::InterceptionNone => "annotation sidecar.istio.io/interceptionMode is NONE",
-            Self::SandboxedRuntime => {
-                "the pod's runtime is sandboxed: rules do not bind it, and its traffic bypasses the proxy"
-            }
-        }
-    }
+skip_reasons! {
+    /// The runtime named no pod.
+    NotAPod: "not_a_pod", "the runtime named no pod (K8S_POD_NAME and K8S_POD_NAMESPACE in CNI_ARGS)";
+    /// It is the node agent itself, which must start without itself.
+    AgentPod: "agent_pod", "the pod is the node agent itself";
+    /// Its namespace is excluded.
+    NamespaceExcluded: "namespace_excluded", "the namespace is listed in exclude_namespaces";
+    /// It has an init container that programs rules.
+    HasInitContainer: "has_init_container", "the init container istio-init programs the rules itself";
+    /// Its proxy is switched off (DISABLE_ENVOY).
+    ProxyDisabled: "proxy_disabled", "container istio-proxy has DISABLE_ENVOY=true";
+    /// It has no proxy.
+    NoProxy: "no_proxy", "the pod has no container istio-proxy";
+    /// Its proxy is not a sidecar: a gateway or a waypoint.
+    NotASidecar: "not_a_sidecar", "the proxy is not a sidecar (its arguments do not begin with 'proxy sidecar')";
+    /// It is labelled or annotated not to be injected.
+    InjectionDisabled: "injection_disabled", "label or annotation sidecar.istio.io/inject is false";
+    /// The injector has not dealt with it.
+    NotInjected: "not_injected",
+        "annotation sidecar.istio.io/status is missing: the injector has not processed the pod";
+    /// It asks for no interception.
+    InterceptionNone: "interception_none", "annotation sidecar.istio.io/interceptionMode is NONE";
+    /// Its runtime is sandboxed: rules do not bind it.
+    SandboxedRuntime: "sandboxed_runtime",
+        "the pod's runtime is sandboxed: rules do not bind it, and its traffic bypasses the proxy";
 }
 
 impl fmt::Display for SkipReason {

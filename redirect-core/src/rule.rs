@@ -10,17 +10,42 @@ use alloc::{string::String, vec::Vec};
 use core::fmt;
 use ipnet::IpNet;
 
-/// A table that a plan has rules in, in the order in which a packet meets them.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize), serde(rename_all = "lowercase"))]
-#[non_exhaustive]
-pub enum Table {
-    /// Before connection tracking: conntrack zones.
-    Raw,
-    /// Packet alteration: marks, TPROXY.
-    Mangle,
-    /// Address translation: REDIRECT.
-    Nat,
+/// Makes an enum whose values have names in iptables, and the list of all, so that neither can lack one.
+macro_rules! named {
+    ($(#[$about:meta])* $enum:ident { $(#[doc = $doc:literal] $variant:ident: $name:literal,)+ }) => {
+        $(#[$about])*
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub enum $enum {
+            $(#[doc = $doc] $variant,)+
+        }
+
+        impl $enum {
+            /// All of them, in their order.
+            pub const ALL: &'static [Self] = &[$(Self::$variant),+];
+
+            /// Its name in iptables.
+            #[must_use]
+            pub const fn name(self) -> &'static str {
+                match self {
+                    $(Self::$variant => $name,)+
+                }
+            }
+        }
+    };
+}
+
+named! {
+    /// A table that a plan has rules in, in the order in which a packet meets them.
+    #[cfg_attr(feature = "serde", derive(serde::Serialize), serde(rename_all = "lowercase"))]
+    #[non_exhaustive]
+    Table {
+        /// Before connection tracking: conntrack zones.
+        Raw: "raw",
+        /// Packet alteration: marks, TPROXY.
+        Mangle: "mangle",
+        /// Address translation: REDIRECT.
+        Nat: "nat",
+    }
 }
 
 impl Table {
@@ -48,19 +73,6 @@ impl Table {
         }
     }
 
-    /// All of them.
-    pub const ALL: &'static [Self] = &[Self::Raw, Self::Mangle, Self::Nat];
-
-    /// Its name in iptables.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Raw => "raw",
-            Self::Mangle => "mangle",
-            Self::Nat => "nat",
-        }
-    }
-
     /// The table of this name, if a plan has rules in it.
     #[must_use]
     pub fn named(name: &str) -> Option<Self> {
@@ -68,37 +80,20 @@ impl Table {
     }
 }
 
-/// A built-in chain: a hook of the kernel. It has these five for packets of IP.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize), serde(rename_all = "UPPERCASE"))]
-pub enum Hook {
-    /// Packets that arrive.
-    Prerouting,
-    /// Packets for a local process.
-    Input,
-    /// Packets that are routed through.
-    Forward,
-    /// Packets of a local process.
-    Output,
-    /// Packets that leave.
-    Postrouting,
-}
-
-impl Hook {
-    /// All of them, in the order of the kernel's numbers.
-    pub const ALL: &'static [Self] =
-        &[Self::Prerouting, Self::Input, Self::Forward, Self::Output, Self::Postrouting];
-
-    /// Its name in iptables.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Prerouting => "PREROUTING",
-            Self::Input => "INPUT",
-            Self::Forward => "FORWARD",
-            Self::Output => "OUTPUT",
-            Self::Postrouting => "POSTROUTING",
-        }
+named! {
+    /// A built-in chain: a hook of the kernel. It has these five for packets of IP, in the order of the kernel's numbers.
+    #[cfg_attr(feature = "serde", derive(serde::Serialize), serde(rename_all = "UPPERCASE"))]
+    Hook {
+        /// Packets that arrive.
+        Prerouting: "PREROUTING",
+        /// Packets for a local process.
+        Input: "INPUT",
+        /// Packets that are routed through.
+        Forward: "FORWARD",
+        /// Packets of a local process.
+        Output: "OUTPUT",
+        /// Packets that leave.
+        Postrouting: "POSTROUTING",
     }
 }
 
@@ -164,65 +159,31 @@ impl fmt::Display for Chain {
     }
 }
 
-/// A chain of a plan. The names are the reference's.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum OurChain {
-    /// Marks answers to connections that the proxy opens in a client's name (TPROXY).
-    Divert,
-    /// Drops.
-    Drop,
-    /// Drops what would come in on a connection that was not captured (strict capture).
-    GuardIn,
-    /// Marks connections that are not captured, and drops what others would send on them (strict capture).
-    GuardOut,
-    /// Decides about inbound packets.
-    Inbound,
-    /// Sends to the inbound listener.
-    InRedirect,
-    /// Decides about outbound packets.
-    Output,
-    /// Decides about DNS queries.
-    OutputDns,
-    /// Decides about packets that arrive (ambient mode).
-    Prerouting,
-    /// Sends to the outbound listener.
-    Redirect,
-    /// Hands to the inbound listener as it is (TPROXY).
-    Tproxy,
-}
-
-impl OurChain {
-    /// All of them.
-    pub const ALL: &'static [Self] = &[
-        Self::Divert,
-        Self::Drop,
-        Self::GuardIn,
-        Self::GuardOut,
-        Self::Inbound,
-        Self::InRedirect,
-        Self::Output,
-        Self::OutputDns,
-        Self::Prerouting,
-        Self::Redirect,
-        Self::Tproxy,
-    ];
-
-    /// Its name in iptables; in native nftables it is written in small letters, with dashes.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Divert => "ISTIO_DIVERT",
-            Self::Drop => "ISTIO_DROP",
-            Self::GuardIn => "ISTIO_GUARD_IN",
-            Self::GuardOut => "ISTIO_GUARD_OUT",
-            Self::Inbound => "ISTIO_INBOUND",
-            Self::InRedirect => "ISTIO_IN_REDIRECT",
-            Self::Output => "ISTIO_OUTPUT",
-            Self::OutputDns => "ISTIO_OUTPUT_DNS",
-            Self::Prerouting => "ISTIO_PRERT",
-            Self::Redirect => "ISTIO_REDIRECT",
-            Self::Tproxy => "ISTIO_TPROXY",
-        }
+named! {
+    /// A chain of a plan. The names are the reference's; in native nftables they are written in small letters, with dashes.
+    OurChain {
+        /// Marks answers to connections that the proxy opens in a client's name (TPROXY).
+        Divert: "ISTIO_DIVERT",
+        /// Drops.
+        Drop: "ISTIO_DROP",
+        /// Drops what would come in on a connection that was not captured (strict capture).
+        GuardIn: "ISTIO_GUARD_IN",
+        /// Marks connections that are not captured, and drops what others would send on them (strict capture).
+        GuardOut: "ISTIO_GUARD_OUT",
+        /// Decides about inbound packets.
+        Inbound: "ISTIO_INBOUND",
+        /// Sends to the inbound listener.
+        InRedirect: "ISTIO_IN_REDIRECT",
+        /// Decides about outbound packets.
+        Output: "ISTIO_OUTPUT",
+        /// Decides about DNS queries.
+        OutputDns: "ISTIO_OUTPUT_DNS",
+        /// Decides about packets that arrive (ambient mode).
+        Prerouting: "ISTIO_PRERT",
+        /// Sends to the outbound listener.
+        Redirect: "ISTIO_REDIRECT",
+        /// Hands to the inbound listener as it is (TPROXY).
+        Tproxy: "ISTIO_TPROXY",
     }
 }
 
@@ -383,6 +344,11 @@ impl TcpFlags {
         self.set
     }
 
+    /// The names of flags, in the order in which iptables prints them.
+    pub(crate) fn names(flags: u8) -> impl Iterator<Item = &'static str> {
+        Self::NAMED.iter().filter(move |(flag, _)| flags & flag != 0).map(|(_, name)| *name)
+    }
+
     /// Whether a segment with these flags is meant.
     #[must_use]
     pub const fn covers(self, flags: u8) -> bool {
@@ -442,21 +408,7 @@ impl Match {
     /// Whether every packet of the rule's family fulfils it: `-d 0.0.0.0/0`, which iptables leaves away.
     #[must_use]
     pub fn is_always_true(&self) -> bool {
-        match self {
-            Self::Source(is) | Self::Destination(is) => !is.not && is.value.prefix_len() == 0,
-            Self::InInterface(_)
-            | Self::OutInterface(_)
-            | Self::Protocol(_)
-            | Self::SourcePort(_)
-            | Self::DestinationPort(_)
-            | Self::DestinationPorts(_)
-            | Self::TcpFlags(_)
-            | Self::Tracked(_)
-            | Self::OwnerUid(_)
-            | Self::OwnerGid(_)
-            | Self::Mark(_)
-            | Self::ConnMark(_) => false,
-        }
+        matches!(self, Self::Source(is) | Self::Destination(is) if !is.not && is.value.prefix_len() == 0)
     }
 
     /// Whether it compares ports.

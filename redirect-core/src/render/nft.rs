@@ -14,10 +14,7 @@ use alloc::{
     string::{String, ToString},
     vec::Vec,
 };
-use core::{
-    fmt::{Display, Write},
-    net::{Ipv4Addr, Ipv6Addr},
-};
+use core::fmt::Display;
 use ipnet::IpNet;
 
 impl DataPlane {
@@ -170,10 +167,7 @@ fn set_text(ranges: &Ranges, protocol: &str) -> String {
     };
     let key = |key: u128| match ranges.kind() {
         Kind::Ports => key.to_string(),
-        Kind::Addresses(Family::V4) => {
-            Ipv4Addr::from_bits(u32::try_from(key).unwrap_or_default()).to_string()
-        }
-        Kind::Addresses(Family::V6) => Ipv6Addr::from_bits(key).to_string(),
+        Kind::Addresses(family) => family.address(key).to_string(),
     };
     let element = |(first, last): &(u128, u128)| {
         if first == last { key(*first) } else { format!("{}-{}", key(*first), key(*last)) }
@@ -207,8 +201,7 @@ fn mark(mark: Mark) -> String {
 /// As nft lists it: `tcp flags != syn / fin,syn,rst,ack`, a single flag as `tcp flags & syn == syn`.
 fn flags(is: &Equality<TcpFlags>) -> String {
     let names = |flags: u8| -> String {
-        let set = TcpFlags::NAMED.iter().copied().filter(|(flag, _)| flags & flag != 0);
-        let names: Vec<String> = set.map(|(_, name)| name.to_ascii_lowercase()).collect();
+        let names: Vec<String> = TcpFlags::names(flags).map(str::to_ascii_lowercase).collect();
         if names.is_empty() { "0x0".to_string() } else { names.join(",") }
     };
     let (mask, set) = (is.value.mask(), is.value.set());
@@ -229,10 +222,7 @@ fn masked_mark(what: &str, is: &Equality<MaskedMark>) -> String {
 }
 
 fn interface(name: &InterfaceName) -> String {
-    let mut text = String::new();
-    // Writing to a string cannot fail.
-    let _ = write!(text, "\"{}{}\"", name.name(), if name.is_prefix() { "*" } else { "" });
-    text
+    format!("\"{}{}\"", name.name(), if name.is_prefix() { "*" } else { "" })
 }
 
 fn ports(range: PortRange) -> String {

@@ -159,8 +159,7 @@ struct Flags(u8);
 
 impl fmt::Display for Flags {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut names =
-            TcpFlags::NAMED.iter().copied().filter(|(flag, _)| self.0 & flag != 0).map(|(_, name)| name);
+        let mut names = TcpFlags::names(self.0);
         f.write_str(names.next().unwrap_or("NONE"))?;
         names.try_for_each(|name| write!(f, ",{name}"))
     }

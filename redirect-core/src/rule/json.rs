@@ -76,6 +76,5 @@ pub(crate) fn masked_mark<S: Serializer>(mark: &MaskedMark, serializer: S) -> Re
 /// `serialize_with` gives a reference.
 #[expect(clippy::trivially_copy_pass_by_ref)]
 pub(crate) fn flag_names<S: Serializer>(flags: &u8, serializer: S) -> Result<S::Ok, S::Error> {
-    let named = TcpFlags::NAMED.iter().filter(|(flag, _)| flags & flag != 0);
-    serializer.collect_seq(named.map(|(_, name)| name))
+    serializer.collect_seq(TcpFlags::names(*flags))
 }
