@@ -80,43 +80,24 @@ impl fmt::Display for AcceptedBy {
 }
 
 /// What is wrong with a list of names.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum AcceptedProblem {
     /// It is longer than is read.
+    #[error("is longer than {} bytes", AcceptedRules::LONGEST_LIST)]
     TooLong,
     /// It has more names than are read.
+    #[error("names more than {MOST_NAMES} rules")]
     TooMany,
     /// A part of it has another form than the three.
+    #[error("{0:?} is not comment=TEXT, chain=CHAIN, chain=TABLE/CHAIN or table=TABLE")]
     NoForm(String),
     /// A name is empty, too long, or has characters that cannot be printed.
+    #[error("{0:?} needs a name of 1 to {LONGEST_NAME} printable ASCII characters, without *")]
     NoName(String),
     /// A name is of what several programs share, or of the mesh.
+    #[error("{0:?} names what several programs share, or the mesh's own; name a comment or a chain")]
     Shared(String),
-}
-
-impl fmt::Display for AcceptedProblem {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::TooLong => write!(f, "is longer than {} bytes", AcceptedRules::LONGEST_LIST),
-            Self::TooMany => write!(f, "names more than {MOST_NAMES} rules"),
-            Self::NoForm(part) => {
-                write!(f, "{part:?} is not comment=TEXT, chain=CHAIN, chain=TABLE/CHAIN or table=TABLE")
-            }
-            Self::NoName(part) => {
-                write!(
-                    f,
-                    "{part:?} needs a name of 1 to {LONGEST_NAME} printable ASCII characters, without *"
-                )
-            }
-            Self::Shared(part) => {
-                write!(
-                    f,
-                    "{part:?} names what several programs share, or the mesh's own; name a comment or a chain"
-                )
-            }
-        }
-    }
 }
 
 /// The rules whose effect is meant, by name and by who accepts them. KubeVirt's are always among them.

@@ -97,17 +97,9 @@ pub struct AmbientRedirect {
     virtual_interfaces: Vec<InterfaceName>,
     probes: ProbeSources,
     scope: CaptureScope,
-    /// The setting that decided about DNS.
-    dns_key: Provenance<DnsKey>,
+    /// The setting that decided about DNS: the node's, unless the pod has its own.
+    dns_key: Provenance<Key>,
     sources: Provenance<Sources>,
-}
-
-/// Which setting decides about DNS: the node's, unless the pod has its own.
-#[derive(Debug, Clone, Copy, Default)]
-enum DnsKey {
-    #[default]
-    Node,
-    Pod,
 }
 
 impl AmbientRedirect {
@@ -137,7 +129,7 @@ impl AmbientRedirect {
             virtual_interfaces: Vec::new(),
             probes: ProbeSources::USUAL,
             scope: CaptureScope::everything(),
-            dns_key: Provenance::default(),
+            dns_key: Provenance(Key::AmbientDnsCapture),
             sources: Provenance::default(),
         }
     }
@@ -198,7 +190,11 @@ impl AmbientRedirect {
         let (has_v6, of_node, bypasses_inbound) =
             (is_on(Key::AmbientIpv6), is_on(Key::AmbientDnsCapture), is_on(Key::AmbientIngress));
         let is_overridden = !raw.get(Key::AmbientDnsOverride).0.is_empty();
-        let captures_dns = if is_overridden { is_on(Key::AmbientDnsOverride) } else { of_node };
+        let (dns_key, captures_dns) = if is_overridden {
+            (Key::AmbientDnsOverride, is_on(Key::AmbientDnsOverride))
+        } else {
+            (Key::AmbientDnsCapture, of_node)
+        };
         let virtual_interfaces = raw.read_interfaces(Key::AmbientVirtualInterfaces, &mut errors);
         let probes = ProbeSources::read(raw, &mut errors);
         // Read even where nothing depends on it, so that a typing error never waits to bite.
@@ -212,7 +208,7 @@ impl AmbientRedirect {
             virtual_interfaces: virtual_interfaces.unwrap_or_default(),
             probes,
             scope,
-            dns_key: Provenance(if is_overridden { DnsKey::Pod } else { DnsKey::Node }),
+            dns_key: Provenance(dns_key),
             sources: Provenance(raw.sources()),
         })
     }
@@ -278,10 +274,7 @@ impl AmbientRedirect {
     /// The setting that decided about DNS: the pod's own choice, where it has one.
     #[must_use]
     pub const fn dns_key(&self) -> Key {
-        match self.dns_key.0 {
-            DnsKey::Node => Key::AmbientDnsCapture,
-            DnsKey::Pod => Key::AmbientDnsOverride,
-        }
+        self.dns_key.0
     }
 
     fn said(mut self, key: Key, setter: &'static str) -> Self {

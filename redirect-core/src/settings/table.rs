@@ -61,20 +61,7 @@ impl Kind {
     /// Whether an empty environment variable says "none" rather than nothing.
     #[must_use]
     pub const fn empty_means_none(self) -> bool {
-        match self {
-            Self::Groups | Self::Interfaces | Self::Ports | Self::Ranges => true,
-            Self::Address
-            | Self::Bool
-            | Self::Choice(_)
-            | Self::Duration
-            | Self::Ids
-            | Self::LoopbackRange
-            | Self::Mark
-            | Self::Name
-            | Self::Path
-            | Self::Port
-            | Self::RouteTable => false,
-        }
+        matches!(self, Self::Groups | Self::Interfaces | Self::Ports | Self::Ranges)
     }
 }
 
@@ -131,7 +118,7 @@ pub struct Setting {
 }
 
 impl Setting {
-    /// A row with a key, a meaning and a kind, and nothing else.
+    /// A row with a key, a meaning and a kind, and nothing else. A boolean is false by default.
     const fn row(key: Key, meaning: &'static str, kind: Kind) -> Self {
         Self {
             key,
@@ -143,7 +130,7 @@ impl Setting {
             proxy_env: None,
             kind,
             star: Star::Refused,
-            default: "",
+            default: if matches!(kind, Kind::Bool) { "false" } else { "" },
             pod_default: None,
             part: Part::Plan,
         }
@@ -169,6 +156,11 @@ macro_rules! settings {
         kind: $kind:expr,
         $($field:ident: $value:expr,)*
     })+
+    ; run $($run_key:ident {
+        meaning: $run_meaning:literal,
+        kind: $run_kind:expr,
+        $($run_field:ident: $run_value:expr,)*
+    })+
     ; ambient {$($ambient_key:ident {
         meaning: $ambient_meaning:literal,
         kind: $ambient_kind:expr,
@@ -179,18 +171,20 @@ macro_rules! settings {
         #[non_exhaustive]
         pub enum Key {
             $(#[doc = $meaning] $key,)+
+            $(#[doc = $run_meaning] $run_key,)+
             $(#[doc = $ambient_meaning] $ambient_key,)+
         }
 
         impl Key {
             /// All of [`Setting::ALL`], in its order.
-            pub const ALL: &'static [Self] = &[$(Self::$key),+];
+            pub const ALL: &'static [Self] = &[$(Self::$key,)+ $(Self::$run_key),+];
 
             /// This setting's row.
             #[must_use]
             pub const fn setting(self) -> &'static Setting {
                 match self {
                     $(Self::$key => &const { Setting { $($field: $value,)* ..Setting::row(Self::$key, $meaning, $kind) } },)+
+                    $(Self::$run_key => &const { Setting { part: Part::Run, $($run_field: $run_value,)* ..Setting::row(Self::$run_key, $run_meaning, $run_kind) } },)+
                     $(Self::$ambient_key => &const { Setting { $($ambient_field: $ambient_value,)* ..Setting::row(Self::$ambient_key, $ambient_meaning, $ambient_kind) } },)+
                 }
             }
@@ -198,7 +192,7 @@ macro_rules! settings {
 
         impl Setting {
             /// Every setting of a sidecar, in the order in which the documentation lists them.
-            pub const ALL: &'static [Self] = &[$(*Key::$key.setting()),+];
+            pub const ALL: &'static [Self] = &[$(*Key::$key.setting(),)+ $(*Key::$run_key.setting()),+];
 
             /// Every setting of ambient mode.
             pub const AMBIENT: &'static [Self] = &[$(*Key::$ambient_key.setting()),+];
@@ -354,14 +348,12 @@ settings! {
         flag: Some("redirect-dns"),
         env: &["REDIRECT_DNS", "ISTIO_META_DNS_CAPTURE"],
         proxy_env: Some("ISTIO_META_DNS_CAPTURE"),
-        default: "false",
     }
     CaptureAllDns {
         meaning: "With --redirect-dns: capture all queries to port 53, whatever the server.",
         kind: Kind::Bool,
         flag: Some("capture-all-dns"),
         env: &["CAPTURE_ALL_DNS"],
-        default: "false",
     }
     DropInvalid {
         meaning: "Drop inbound TCP packets that connection tracking finds invalid.",
@@ -369,7 +361,6 @@ settings! {
         flag: Some("drop-invalid"),
         env: &["DROP_INVALID", "INVALID_DROP"],
         proxy_env: Some("INVALID_DROP"),
-        default: "false",
     }
     StrictCapture {
         meaning: "Drop what would pass beside the proxy on a connection that was not captured: on one of the proxy's own, and on one opened over lo; program IPv6 as well, whatever the pod's addresses (docs/concepts/capture.md).",
@@ -377,7 +368,6 @@ settings! {
         flag: Some("strict-capture"),
         env: &["STRICT_CAPTURE"],
         annotations: &["traffic.sidecar.istio.io/strictCapture"],
-        default: "false",
     }
     DualStack {
         meaning: "Program IPv6 when the pod has any IPv6 address, not only when its first address is one.",
@@ -385,7 +375,6 @@ settings! {
         flag: Some("dual-stack"),
         env: &["DUAL_STACK", "ISTIO_DUAL_STACK"],
         proxy_env: Some("ISTIO_DUAL_STACK"),
-        default: "false",
     }
     OwnerGroups {
         meaning: "Groups whose outbound traffic is captured: ids or names of /etc/group, at most 64, * for all.",
@@ -405,20 +394,18 @@ settings! {
         env: &["ISTIO_OUTBOUND_IPV4_LOOPBACK_CIDR"],
         default: "127.0.0.1/32",
     }
+    ; run
     DryRun {
         meaning: "Print the plan on standard output and change nothing.",
         kind: Kind::Bool,
         flag: Some("dry-run"),
         short: Some('n'),
         env: &["DRY_RUN"],
-        default: "false",
-        part: Part::Run,
     }
     DryRunFile {
         meaning: "File to which a dry run also appends the plan.",
         kind: Kind::Path,
         env: &["DRY_RUN_FILE_PATH"],
-        part: Part::Run,
     }
     ProbePort {
         meaning: "Port the validation connects to.",
@@ -426,7 +413,6 @@ settings! {
         flag: Some("iptables-probe-port"),
         env: &["IPTABLES_PROBE_PORT"],
         default: "15002",
-        part: Part::Run,
     }
     ProbeTimeout {
         meaning: "How long the validation may take, such as 500ms or 5s.",
@@ -434,7 +420,6 @@ settings! {
         flag: Some("probe-timeout"),
         env: &["PROBE_TIMEOUT"],
         default: "5s",
-        part: Part::Run,
     }
     TerminationLog {
         meaning: "File the validation's verdict is written to as one JSON object; the container's terminationMessagePath. Where empty, none.",
@@ -442,85 +427,66 @@ settings! {
         flag: Some("termination-log"),
         env: &["TERMINATION_LOG"],
         default: "/dev/termination-log",
-        part: Part::Run,
     }
     SkipRuleApply {
         meaning: "Do not program rules; with --run-validation: only validate.",
         kind: Kind::Bool,
         flag: Some("skip-rule-apply"),
         env: &["SKIP_RULE_APPLY"],
-        default: "false",
-        part: Part::Run,
     }
     RunValidation {
         meaning: "Verify redirection with test traffic; exit 126 on failure.",
         kind: Kind::Bool,
         flag: Some("run-validation"),
         env: &["RUN_VALIDATION"],
-        default: "false",
-        part: Part::Run,
     }
     NetworkNamespace {
         meaning: "Network namespace to work in, such as /run/netns/NAME. Where empty, the one the program runs in. Entering another needs CAP_SYS_ADMIN; files such as /etc/resolv.conf stay the program's own.",
         kind: Kind::Path,
         flag: Some("network-namespace"),
         env: &["NETWORK_NAMESPACE"],
-        part: Part::Run,
     }
     CniMode {
         meaning: "Work as for the CNI plugin.",
         kind: Kind::Bool,
         flag: Some("cni-mode"),
         env: &["CNI_MODE"],
-        default: "false",
-        part: Part::Run,
     }
     Reconcile {
         meaning: "Replace rules of another configuration.",
         kind: Kind::Bool,
         flag: Some("reconcile"),
         env: &["RECONCILE"],
-        default: "false",
-        part: Part::Run,
     }
     CleanupOnly {
         meaning: "Remove everything an earlier run programmed, whatever its backend and settings.",
         kind: Kind::Bool,
         flag: Some("cleanup-only"),
         env: &["CLEANUP_ONLY"],
-        default: "false",
-        part: Part::Run,
     }
     ForceApply {
         meaning: "Program the rules again even when they are in force.",
         kind: Kind::Bool,
         flag: Some("force-apply"),
         env: &["FORCE_APPLY"],
-        default: "false",
-        part: Part::Run,
     }
     NativeNftables {
         meaning: "Program native nftables tables (inet istio-proxy-*) instead of iptables rules.",
         kind: Kind::Bool,
         flag: Some("native-nftables"),
         env: &["NATIVE_NFTABLES"],
-        default: "false",
-        part: Part::Run,
     }
     NftSets {
         meaning: "With native nftables: gather long lists of ports and ranges in sets, so that a packet's cost does not grow with them.",
         kind: Kind::Bool,
         flag: Some("nft-sets"),
         env: &["NFT_SETS"],
-        default: "false",
-        part: Part::Run,
     }
     ForceIptablesBinary {
         meaning: "The variant of iptables to use: legacy or nft. Where empty, the one the namespace uses already, else nft.",
         kind: Kind::Choice(&["legacy", "nft"]),
         flag: Some("force-iptables-binary"),
         env: &["FORCE_IPTABLES_BINARY"],
-        part: Part::Run,
     }
     Backend {
         meaning: "What programs iptables rules: netlink (one transaction, no helper program), restore (iptables-restore and ip6tables-restore), or auto: netlink, unless the kernel has no nf_tables or the namespace uses iptables-legacy.",
@@ -528,14 +494,12 @@ settings! {
         flag: Some("backend"),
         env: &["BACKEND"],
         default: "auto",
-        part: Part::Run,
     }
     ; ambient {
         Ambient {
             meaning: "Capture for ambient mode: the node's ztunnel listens in the pod's network namespace.",
             kind: Kind::Bool,
             flag: Some("ambient"),
-            default: "false",
         }
         AmbientIpv6 {
             meaning: "Capture IPv6 as well as IPv4.",
@@ -549,13 +513,13 @@ settings! {
             kind: Kind::Bool,
             flag: Some("redirect-dns"),
             env: &["AMBIENT_DNS_CAPTURE"],
-            default: "false",
         }
         AmbientDnsOverride {
             meaning: "The pod's own choice about DNS capture, which overrides the node's. Where empty, none.",
             kind: Kind::Bool,
             flag: Some("dns-proxy"),
             annotations: &["ambient.istio.io/dns-capture"],
+            default: "",
         }
         AmbientVirtualInterfaces {
             meaning: "Virtual interfaces whose inbound traffic is treated as outbound: virtual machines or containers inside the pod.",
@@ -568,14 +532,12 @@ settings! {
             kind: Kind::Bool,
             flag: Some("ingress"),
             annotations: &["ambient.istio.io/bypass-inbound-capture"],
-            default: "false",
         }
         AmbientCaptureScope {
             meaning: "Whether pods may limit by annotation what is captured of their traffic.",
             kind: Kind::Bool,
             flag: Some("capture-scope"),
             env: &["AMBIENT_CAPTURE_SCOPE"],
-            default: "false",
         }
         AmbientOutboundRanges {
             meaning: "Destinations to capture: a list of ranges such as 10.0.0.0/8,fd00::/8, * for all, empty for none.",
