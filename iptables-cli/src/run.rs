@@ -15,7 +15,6 @@ use std::{
     env,
     fs::OpenOptions,
     io::{self, Write},
-    net::IpAddr,
     process::ExitCode,
 };
 
@@ -47,7 +46,7 @@ fn wrong_anywhere(settings: &RawSettings) -> InputErrors {
 fn program(settings: &RawSettings) -> anyhow::Result<Option<RunOptions>> {
     let options = RunOptions::parse(settings);
     let addresses = facts::addresses().context("this network namespace")?;
-    let nameservers = nameservers(settings)?;
+    let nameservers = facts::NameFiles::dns_servers(settings).context("cannot read /etc/resolv.conf")?;
     let facts = facts::of_namespace(&addresses).with_nameservers(&nameservers);
     let redirect = Redirect::parse(settings, &facts);
     match options {
@@ -78,12 +77,6 @@ fn program(settings: &RawSettings) -> anyhow::Result<Option<RunOptions>> {
         report::done(&plan, &redirect, &outcome, !about.contains(&Notice::NothingCaptured));
     }
     Ok(Some(options).filter(|options| options.validation.is_some()))
-}
-
-/// The servers of resolv.conf, which is read only if requested.
-fn nameservers(settings: &RawSettings) -> anyhow::Result<Vec<IpAddr>> {
-    let servers = settings.needs_nameservers().then(facts::NameFiles::dns_servers).transpose();
-    Ok(servers.context("cannot read /etc/resolv.conf")?.unwrap_or_default())
 }
 
 /// Removes everything. What the settings say is wrong is reported here, too; that the namespace has no address is not:
@@ -160,7 +153,7 @@ fn validate(settings: &RawSettings, options: &RunOptions) -> anyhow::Result<Exit
 
 /// What the settings ask for in this network namespace, if they can be read.
 fn plan_here(settings: &RawSettings) -> Option<RulePlan> {
-    let (addresses, nameservers) = (facts::addresses().ok()?, nameservers(settings).ok()?);
+    let (addresses, nameservers) = (facts::addresses().ok()?, facts::NameFiles::dns_servers(settings).ok()?);
     let facts = facts::of_namespace(&addresses).with_nameservers(&nameservers);
     Redirect::parse(settings, &facts).ok().map(|redirect| redirect.plan())
 }

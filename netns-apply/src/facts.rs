@@ -4,7 +4,7 @@
 use crate::routes::Addresses;
 use crate::routes::{RouteError, RouteSocket};
 use nix::fcntl::OFlag;
-use redirect_core::settings::{NameLookup, NamespaceFacts, id_in_passwd, nameservers};
+use redirect_core::settings::{NameLookup, NamespaceFacts, RawSettings, id_in_passwd, nameservers};
 use redirect_core::{AmbientRedirect, Families};
 use std::{
     fs::{self, File},
@@ -115,12 +115,12 @@ fn read_small(path: &Path) -> io::Result<String> {
 pub struct NameFiles;
 
 impl NameFiles {
-    /// The DNS servers of `/etc/resolv.conf`; none where no such file.
+    /// The DNS servers of `/etc/resolv.conf`, if a plan of these settings depends on them; none where no such file.
     ///
     /// # Errors
     /// The file cannot be read, or is not a regular file.
-    pub fn dns_servers() -> io::Result<Vec<IpAddr>> {
-        servers_in(Path::new("/etc/resolv.conf"))
+    pub fn dns_servers(settings: &RawSettings) -> io::Result<Vec<IpAddr>> {
+        if settings.needs_nameservers() { servers_in(Path::new("/etc/resolv.conf")) } else { Ok(Vec::new()) }
     }
 }
 

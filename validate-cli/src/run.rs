@@ -110,9 +110,8 @@ fn run_here(settings: &RawSettings, stop: Option<&Stop>) -> Result<ValidationRep
 type Found = Result<(Redirect, Vec<IpAddr>), Reason>;
 
 fn await_redirect(settings: &RawSettings, deadline: Instant, stop: Option<&Stop>) -> Result<Found, RunError> {
-    let nameservers = settings.needs_nameservers().then(NameFiles::dns_servers).transpose();
-    let nameservers =
-        nameservers.map_err(|cause| RunError::Facts { what: "/etc/resolv.conf", cause })?.unwrap_or_default();
+    let nameservers = NameFiles::dns_servers(settings)
+        .map_err(|cause| RunError::Facts { what: "/etc/resolv.conf", cause })?;
     // Before the first look, so that no address is missed between looking and waiting.
     let watch = AddressWatch::start().ok();
     loop {

@@ -111,10 +111,8 @@ pub(super) fn of_settings(
     settings: &RawSettings,
     facts: &NamespaceFacts<'_>,
 ) -> Result<Box<Redirect>, InputError> {
-    let servers = settings.needs_nameservers().then(NameFiles::dns_servers).transpose();
-    let servers =
-        servers.map_err(|error| InputError(vec![format!("cannot read /etc/resolv.conf: {error}")]))?;
-    let servers = servers.unwrap_or_default();
+    let servers = NameFiles::dns_servers(settings)
+        .map_err(|error| InputError(vec![format!("cannot read /etc/resolv.conf: {error}")]))?;
     let facts = facts.with_nameservers(&servers).with_names(&NameFiles);
     Ok(Box::new(Redirect::parse(settings, &facts)?))
 }
