@@ -1,8 +1,6 @@
 //! What a plan depends on in a network namespace and its files.
 
-#[cfg(feature = "write")]
-use crate::routes::Addresses;
-use crate::routes::{RouteError, RouteSocket};
+use crate::routes::{Addresses, RouteError, RouteSocket};
 use nix::fcntl::OFlag;
 use redirect_core::settings::{NameLookup, NamespaceFacts, RawSettings, id_in_passwd, nameservers};
 use redirect_core::{AmbientRedirect, Families};
@@ -72,7 +70,6 @@ impl Ipv6 {
 }
 
 /// The interfaces of [`RouteSocket::interfaces`], and all addresses in no order that means anything.
-#[cfg(feature = "write")]
 pub(crate) fn addresses_and_interfaces() -> Result<Addresses, RouteError> {
     let mut routes = RouteSocket::open(usize::MAX)?;
     let links = routes.links()?;

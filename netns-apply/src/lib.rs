@@ -6,6 +6,9 @@
 //!
 //! The environment of the process is never read: what a caller wants from it, it passes in.
 
+// A program that only looks uses less of what reads.
+#![cfg_attr(not(feature = "write"), allow(dead_code))]
+
 #[cfg(feature = "write")]
 mod apply;
 #[cfg(feature = "write")]
@@ -69,36 +72,24 @@ mod system_error;
 mod verify;
 
 #[cfg(feature = "write")]
-pub use apply::{Outcome, apply, apply_and_search, cleanup, preflight};
-#[cfg(feature = "write")]
-pub use backend::{Backend, Because};
-#[cfg(feature = "write")]
-pub use capabilities::Capability;
-#[cfg(feature = "write")]
-pub use error::{ApplyError, LegacyError, RollbackOutcome, RunError};
-#[cfg(feature = "write")]
-pub use exec::{ExecError, Programs};
-#[cfg(feature = "write")]
-pub use fingerprint::Fingerprint;
-#[cfg(feature = "write")]
-pub use impact::Impact;
-#[cfg(feature = "write")]
-pub use live::Live;
-#[cfg(feature = "write")]
-pub use lock::LockError;
-#[cfg(feature = "write")]
-pub use mismatch::Mismatch;
-#[cfg(feature = "write")]
-pub use options::ApplyOptions;
-#[cfg(feature = "write")]
-pub use preview::cleanup_preview;
-#[cfg(feature = "write")]
-pub use probe_routes::ProbeRouteError;
-#[cfg(feature = "write")]
-pub use session::{Session, SessionError};
+pub use self::{
+    apply::{Outcome, apply, apply_and_search, cleanup, preflight},
+    backend::{Backend, Because},
+    capabilities::Capability,
+    error::{ApplyError, LegacyError, RollbackOutcome, RunError},
+    exec::{ExecError, Programs},
+    fingerprint::Fingerprint,
+    impact::Impact,
+    live::Live,
+    lock::LockError,
+    mismatch::Mismatch,
+    options::ApplyOptions,
+    preview::cleanup_preview,
+    probe_routes::ProbeRouteError,
+    session::{Session, SessionError},
+    verify::{Snapshot, Verdict, verify},
+};
 pub use system_error::SystemError;
-#[cfg(feature = "write")]
-pub use verify::{Snapshot, Verdict, verify};
 
 /// The snippet of the README, as a doc test.
 #[cfg(doctest)]

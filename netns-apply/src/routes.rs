@@ -17,7 +17,6 @@ mod tables;
 mod unexamined;
 
 use crate::socket::{self, Ended, NetlinkSocket, code};
-#[cfg(feature = "write")]
 pub(crate) use links::{Addresses, Assigned, Links};
 use netfilter_state::{
     netlink::Message,
@@ -60,7 +59,6 @@ impl RouteError {
     }
 
     /// Whether certainly none of it was done.
-    #[cfg(feature = "write")]
     pub(crate) const fn says_that_nothing_was_done(&self) -> bool {
         !self.may_be_done
     }

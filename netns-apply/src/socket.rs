@@ -104,7 +104,6 @@ impl NetlinkSocket {
     }
 
     /// The messages of a datagram that is there already.
-    #[cfg(feature = "write")]
     pub(crate) fn received(&mut self) -> Result<Option<Messages<'_>>, Errno> {
         match self.receive_at_once() {
             Ok(()) => Ok(Some(Messages::new(&self.buffer))),
@@ -174,7 +173,6 @@ impl NetlinkSocket {
     }
 
     /// A second descriptor of the same socket.
-    #[cfg(feature = "write")]
     pub(crate) fn duplicate(&self) -> io::Result<std::os::fd::OwnedFd> {
         self.fd().try_clone_to_owned()
     }

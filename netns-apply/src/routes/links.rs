@@ -28,9 +28,7 @@ const GET_ADDRESS: u16 = 22;
 const ADDRESS_HEADER: usize = 8;
 
 /// No process may use an address yet, or the kernel uses it all the same (`IFA_F_TENTATIVE`, `IFA_F_OPTIMISTIC`).
-#[cfg(feature = "write")]
 const TENTATIVE: u8 = 0x40;
-#[cfg(feature = "write")]
 const OPTIMISTIC: u8 = 0x04;
 
 /// Attributes of interfaces (`linux/if_link.h`), and of their addresses (`linux/if_addr.h`).
@@ -60,7 +58,6 @@ pub(super) struct Link {
 }
 
 /// The addresses of a namespace, and how it reaches others.
-#[cfg(feature = "write")]
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Addresses {
     /// All of them.
@@ -75,7 +72,6 @@ pub(crate) struct Addresses {
 pub(crate) struct Assigned {
     index: u32,
     address: IpAddr,
-    #[cfg(feature = "write")]
     is_tentative: bool,
     /// What it is to the mesh.
     pub(super) of_mesh: Option<FoundRouting>,
@@ -99,7 +95,6 @@ impl Links {
     /// The interfaces through which a namespace may reach other hosts, as [`RouteSocket::interfaces`] has them: what
     /// leaves by a tunnel is wrapped in other packets, which no rule about it meets again, and an interface without an address sends
     /// with that of another.
-    #[cfg(feature = "write")]
     fn to_others(&self, addresses: &[(u32, IpAddr)]) -> Vec<String> {
         let is_usual =
             |index: &u32, link: &Link| !link.is_tunnel && addresses.iter().any(|(by, _)| by == index);
@@ -109,7 +104,6 @@ impl Links {
     }
 
     /// These addresses of the namespace, and how it reaches others.
-    #[cfg(feature = "write")]
     pub(super) fn addresses(&self, all: &[Assigned]) -> Addresses {
         let of = |one: &Assigned| (one.index, one.address);
         let interfaces = self.to_others(&all.iter().map(of).collect::<Vec<_>>());
@@ -126,7 +120,6 @@ impl RouteSocket {
     ///
     /// # Errors
     /// The kernel does not report it.
-    #[cfg(feature = "write")]
     pub fn interfaces(&mut self) -> Result<Vec<String>, RouteError> {
         let links = self.links()?;
         Ok(self.addresses_and_interfaces(&links)?.interfaces)
@@ -163,7 +156,6 @@ impl RouteSocket {
     }
 
     /// The addresses of the namespace, and the interfaces through which it reaches other hosts.
-    #[cfg(feature = "write")]
     pub(crate) fn addresses_and_interfaces(&mut self, links: &Links) -> Result<Addresses, RouteError> {
         Ok(links.addresses(&self.assigned()?))
     }
@@ -225,7 +217,6 @@ pub(super) fn address(payload: &[u8]) -> Option<Assigned> {
             .map(|one| ip(one.value()))?
     };
     let address = value(attribute::LOCAL_ADDRESS).or_else(|| value(attribute::ADDRESS))?;
-    #[cfg(feature = "write")]
     let is_tentative = payload.get(2).is_some_and(|flags| flags & TENTATIVE != 0 && flags & OPTIMISTIC == 0);
     let index = number(payload, 4)?;
     let is_passthrough = index == LOOPBACK && address == Family::PASSTHROUGH_V6;
@@ -235,13 +226,7 @@ pub(super) fn address(payload: &[u8]) -> Option<Assigned> {
         marked_for_removal: false,
         message: payload.to_vec(),
     });
-    Some(Assigned {
-        index,
-        address,
-        #[cfg(feature = "write")]
-        is_tentative,
-        of_mesh,
-    })
+    Some(Assigned { index, address, is_tentative, of_mesh })
 }
 
 fn ip(bytes: &[u8]) -> Option<IpAddr> {

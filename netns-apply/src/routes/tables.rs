@@ -1,9 +1,7 @@
 //! All policy rules and routes of a network namespace, of any program.
 
 use super::{
-    Dumped, Extent, RouteError, RouteSocket, Stopped,
-    links::Links,
-    local_default,
+    Dumped, Extent, Links, RouteError, RouteSocket, Stopped, local_default,
     policy::{DumpedRule, marked_lookup},
     route_request, rule_request,
 };
@@ -24,7 +22,6 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 const MOST_BYTES: usize = 1 << 20;
 
 /// All policy rules and routes, and what they are to the mesh.
-#[cfg_attr(not(feature = "write"), allow(dead_code))]
 pub(crate) struct Routing {
     pub(crate) tables: RouteTables,
     /// The policy rules that a run has marked as its own to remove.
@@ -34,7 +31,6 @@ pub(crate) struct Routing {
 }
 
 /// What packets meet beside rules, and what of it exists of the kinds a plan needs.
-#[cfg(feature = "write")]
 pub(crate) struct Survey {
     pub(crate) found: Vec<FoundRouting>,
     pub(crate) tables: RouteTables,
@@ -59,7 +55,6 @@ impl RouteSocket {
     }
 
     /// What exists of the kinds a plan needs ([`observe`](Self::observe)), all policy rules and routes, and the addresses; each list is read once.
-    #[cfg(feature = "write")]
     pub(crate) fn survey(
         &mut self,
         links: &Links,
