@@ -8,7 +8,7 @@ use crate::{
     netlink::{Connection, NetlinkError},
     observe::NamespaceState,
     pause::{deadline, pause},
-    routes::{Addresses, Links, RouteSocket, Survey},
+    routes::{Addresses, RouteSocket, Survey},
     surroundings::Surroundings,
 };
 use netfilter_state::{
@@ -128,19 +128,21 @@ impl Live {
     /// # Errors
     /// The namespace cannot be inspected.
     pub fn now(plan: Option<&RulePlan>, options: &ApplyOptions) -> Result<Self, ApplyError> {
-        let nothing = RulePlan::empty();
-        let mut routes = RouteSocket::open(options.most_routing())?;
-        let links = routes.links()?;
-        let mut live = Self::with(plan.unwrap_or(&nothing), options, &mut routes, &links)?;
-        live.unexamined = routes.unexamined(&links)?;
-        Ok(live)
+        let live = Self::examined(plan.unwrap_or(&RulePlan::empty()), options)?;
+        Ok(Self { unexamined: Self::unexamined_here()?, ..live })
     }
 
     /// The same without what is not examined.
     pub(crate) fn examined(plan: &RulePlan, options: &ApplyOptions) -> Result<Self, ApplyError> {
         let mut routes = RouteSocket::open(options.most_routing())?;
         let links = routes.links()?;
-        Self::with(plan, options, &mut routes, &links)
+        let most = options.most_read_with(plan);
+        let mut ruleset = nf_tables(options, most)?;
+        for family in Family::BOTH {
+            legacy::add_to(&mut ruleset, family, most)?;
+        }
+        let assigned = routes.assigned()?;
+        Ok(Self::of(ruleset, routes.survey(&links, &assigned)?))
     }
 
     /// The same from what a look has shown (of rules, from the messages of a transaction that has `made` all since), and from what hangs on the
@@ -206,22 +208,6 @@ impl Live {
             routes: Some(&self.route_tables),
             accepted: None,
         }
-    }
-
-    /// All but what is not examined.
-    fn with(
-        plan: &RulePlan,
-        options: &ApplyOptions,
-        routes: &mut RouteSocket,
-        links: &Links,
-    ) -> Result<Self, ApplyError> {
-        let most = options.most_read_with(plan);
-        let mut ruleset = nf_tables(options, most)?;
-        for family in Family::BOTH {
-            legacy::add_to(&mut ruleset, family, most)?;
-        }
-        let assigned = routes.assigned()?;
-        Ok(Self::of(ruleset, routes.survey(links, &assigned)?))
     }
 
     fn of(ruleset: HookedRules, survey: Survey) -> Self {
