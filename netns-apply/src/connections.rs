@@ -111,9 +111,7 @@ pub fn sever(
                 Aborted::Impossible => severed.tracked += tracking.forget_of(socket, &flows)?,
             }
         }
-        for flow in forgotten {
-            severed.tracked += usize::from(tracking.forget(flow)?);
-        }
+        severed.tracked += tracking.forget_all(forgotten)?;
     }
     match place.surely_beside(&mut diag, &mut tracking, groups_of)?.len() {
         0 => Ok(severed),
@@ -133,11 +131,7 @@ pub(crate) fn forget_closed(plan: &RulePlan) -> Result<usize, CloseError> {
     // In this order: a connection has its socket once it is tracked.
     let flows = tracking.flows()?;
     let sockets = QuerySocket::open(NETLINK_SOCK_DIAG, OPEN_DIAG)?.sockets()?;
-    let mut forgotten = 0;
-    for flow in place.over(&sockets, &flows) {
-        forgotten += usize::from(tracking.forget(flow)?);
-    }
-    Ok(forgotten)
+    tracking.forget_all(place.over(&sockets, &flows))
 }
 
 /// The destinations of those TCP connections that the kernel tracks in the calling thread's network namespace, and that it gives one of the probes'
@@ -182,14 +176,13 @@ pub(crate) fn kept_when_enrolled() -> Result<BTreeSet<Ends>, CloseError> {
 /// Makes connection tracking forget these TCP connections: an entry that it had would let them go on whatever the rules are.
 pub(crate) fn forget(ends: &BTreeSet<Ends>) -> Result<(), CloseError> {
     let mut tracking = QuerySocket::open(NETLINK_NETFILTER, OPEN_TRACKING)?;
-    for flow in tracking.flows()? {
-        let is_one = ends.contains(&(flow.source, flow.destination))
-            || ends.contains(&(flow.destination, flow.source));
-        if flow.protocol == Protocol::Tcp && is_one {
-            tracking.forget(&flow)?;
-        }
-    }
-    Ok(())
+    let flows = tracking.flows()?;
+    let is_one = |flow: &&Flow| {
+        let (source, destination) = (flow.source, flow.destination);
+        let is_theirs = ends.contains(&(source, destination)) || ends.contains(&(destination, source));
+        flow.protocol == Protocol::Tcp && is_theirs
+    };
+    tracking.forget_all(flows.iter().filter(is_one)).map(drop)
 }
 
 /// A socket that waits for a peer to send first: a TCP listener, or a UDP socket that is not connected.
@@ -484,11 +477,12 @@ impl QuerySocket {
         let of_socket = |flow: &&Flow| {
             flow.protocol == socket.protocol && ends.contains(&(flow.source, flow.destination))
         };
-        let mut forgotten = 0;
-        for flow in flows.iter().filter(of_socket) {
-            forgotten += usize::from(self.forget(flow)?);
-        }
-        Ok(forgotten)
+        self.forget_all(flows.iter().filter(of_socket))
+    }
+
+    /// Makes the kernel forget these; returns how many it still knew.
+    fn forget_all<'f>(&mut self, flows: impl IntoIterator<Item = &'f Flow>) -> Result<usize, CloseError> {
+        flows.into_iter().map(|flow| self.forget(flow).map(usize::from)).sum()
     }
 
     /// True if an entry was deleted.

@@ -43,10 +43,18 @@ fn failed(what: &'static str) -> impl Fn(Errno) -> NetlinkError {
     move |cause| NetlinkError::Socket { what, cause: SystemError(cause) }
 }
 
+/// The kernel's refusal to do something.
+fn refused(what: &'static str, answer: Answer) -> NetlinkError {
+    match code(&answer) {
+        Errno::EPERM => NetlinkError::NotPermitted,
+        cause => NetlinkError::Question { what, cause: SystemError(cause), text: answer.text },
+    }
+}
+
 fn socket() -> Result<NetlinkSocket, NetlinkError> {
     NetlinkSocket::open(NETLINK_NETFILTER).map_err(|cause| match cause {
         Errno::EPROTONOSUPPORT | Errno::EAFNOSUPPORT => NetlinkError::NoNfTables,
-        cause => NetlinkError::Socket { what: "open a socket", cause: SystemError(cause) },
+        cause => failed("open a socket")(cause),
     })
 }
 
@@ -299,13 +307,10 @@ impl Connection {
         match ended {
             Ok(Ended::Whole) => Ok(true),
             Ok(Ended::Interrupted) => Ok(false),
-            Ok(Ended::Refused(answer)) => match code(&answer) {
-                Errno::EPERM => Err(NetlinkError::NotPermitted),
-                // A table or set that is gone already.
-                Errno::ENOENT => Ok(false),
-                cause => Err(NetlinkError::Question { what, cause: SystemError(cause), text: answer.text }),
-            },
-            Err(AskError::Socket(cause)) => Err(NetlinkError::Socket { what, cause: SystemError(cause) }),
+            // A table or set that is gone already.
+            Ok(Ended::Refused(answer)) if code(&answer) == Errno::ENOENT => Ok(false),
+            Ok(Ended::Refused(answer)) => Err(refused(what, answer)),
+            Err(AskError::Socket(cause)) => Err(failed(what)(cause)),
             Err(AskError::TooMuch(most)) => {
                 // The rest of this answer would come before every other one. The calling thread is still in the same namespace.
                 self.socket = socket()?;
@@ -326,11 +331,10 @@ impl Connection {
         let ended = self.socket.answer(sequence, |_| Ok::<(), Errno>(())).map_err(failed(what))?;
         match ended {
             Ended::Whole | Ended::Interrupted => Ok(()),
-            Ended::Refused(answer) => match code(&answer) {
-                Errno::EPERM => Err(NetlinkError::NotPermitted),
-                Errno::ERESTART | Errno::EAGAIN => Err(NetlinkError::Contended),
-                cause => Err(NetlinkError::Question { what, cause: SystemError(cause), text: answer.text }),
-            },
+            Ended::Refused(answer) if [Errno::ERESTART, Errno::EAGAIN].contains(&code(&answer)) => {
+                Err(NetlinkError::Contended)
+            }
+            Ended::Refused(answer) => Err(refused(what, answer)),
         }
     }
 
@@ -382,14 +386,14 @@ impl Connection {
                 Ok(None) => break,
                 // More errors than fit into the buffer; the first ones are there.
                 Err(Errno::ENOBUFS) => {}
-                Err(cause) => return Err(NetlinkError::Socket { what: WHAT, cause: SystemError(cause) }),
+                Err(cause) => return Err(failed(WHAT)(cause)),
             }
             next = self.socket.received();
         }
         match (first_error, confirmed) {
             (None, true) => Ok(None),
             (Some(error), _) => Ok(Some(error)),
-            (None, false) => Err(NetlinkError::Socket { what: WHAT, cause: SystemError(Errno::ENOMSG) }),
+            (None, false) => Err(failed(WHAT)(Errno::ENOMSG)),
         }
     }
 

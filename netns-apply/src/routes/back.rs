@@ -14,6 +14,9 @@ use netlink_packet_route::{
 use redirect_core::{Family, ipnet::IpNet};
 use std::{collections::BTreeSet, net::IpAddr};
 
+/// Where such a route is, in the words of `ip route`.
+const PLACE: &str = "dev lo table local";
+
 /// What the table `local` has of single addresses.
 #[derive(Debug, Default)]
 pub(crate) struct LocalTable {
@@ -40,21 +43,12 @@ impl RouteSocket {
 
     /// Makes one; that it exists is fine.
     pub(crate) fn add_route_back(&mut self, to: IpAddr) -> Result<(), RouteError> {
-        self.ensure(&RouteNetlinkMessage::NewRoute(route(to)), || format!("add the route {}", Words(to)))
+        self.ensure(&RouteNetlinkMessage::NewRoute(route(to)), || format!("add the route {to} {PLACE}"))
     }
 
     /// Removes one; what is gone already is fine.
     pub(crate) fn remove_route_back(&mut self, to: IpAddr) -> Result<(), RouteError> {
-        self.end(&RouteNetlinkMessage::DelRoute(route(to)), || format!("remove the route {}", Words(to)))
-    }
-}
-
-/// A route in the words of `ip route`.
-struct Words(IpAddr);
-
-impl std::fmt::Display for Words {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{} dev lo table local", self.0)
+        self.end(&RouteNetlinkMessage::DelRoute(route(to)), || format!("remove the route {to} {PLACE}"))
     }
 }
 
