@@ -6,32 +6,29 @@ use crate::{
     reason::Reason,
     sockets::is_lack,
     verdict::{Check, Path, Unproven},
-    walk::{Fate, Packet, loopback},
+    walk::{Fate, loopback, packet},
 };
 use nix::errno::Errno;
 use redirect_core::{Family, values::Port};
 use std::net::SocketAddr;
 
-/// What a probe proves, or that it proves nothing.
-pub(crate) enum Finding {
-    Check(Check),
-    Unproven(Unproven),
-}
-
 /// Holds one probe against the plan. `busy` are the proxy's ports that another program has.
-pub(crate) fn judge(probe: &Probe, seen: ProbeObservation, busy: &[SocketAddr]) -> Finding {
+///
+/// # Errors
+/// It proves nothing.
+pub(crate) fn judge(probe: &Probe, seen: ProbeObservation, busy: &[SocketAddr]) -> Result<Check, Unproven> {
     let result = match (seen, probe.fate) {
         (ProbeObservation::NotSent(error), _) if is_lack(error) => Err(Reason::OutOfResources),
         (ProbeObservation::NotSent(_), _) if !stays(probe.path) => {
             let why = "the pod has no route to anywhere";
-            return Finding::Unproven(Unproven { family: probe.family, path: probe.path, why });
+            return Err(Unproven { family: probe.family, path: probe.path, why });
         }
         (_, Fate::Redirected(port)) => redirected(probe, port, seen, busy),
         (_, Fate::Untouched | Fate::Unknown) => untouched(probe, seen),
         (ProbeObservation::Silent, Fate::Tproxied) => Ok(()),
         (_, Fate::Tproxied) => Err(Reason::TproxyNotInEffect),
     };
-    Finding::Check(Check {
+    Ok(Check {
         family: probe.family,
         path: probe.path,
         target: Some(probe.shot.destination),
@@ -46,7 +43,7 @@ pub(crate) fn judge(probe: &Probe, seen: ProbeObservation, busy: &[SocketAddr]) 
 fn sent(probe: &Probe) -> packet_trace::Packet {
     let ProbeSpec { protocol, source, destination, .. } = probe.shot;
     let stays = stays(probe.path) || destination.ip().is_loopback();
-    Packet { who: probe.who, protocol, source, destination, stays }.traced()
+    packet(probe.who, protocol, source, destination, stays)
 }
 
 fn redirected(probe: &Probe, port: Port, seen: ProbeObservation, busy: &[SocketAddr]) -> Result<(), Reason> {
@@ -225,8 +222,8 @@ mod tests {
 
     fn check(probe: &Probe, seen: ProbeObservation) -> Check {
         match judge(probe, seen, &[]) {
-            Finding::Check(check) => check,
-            Finding::Unproven(unproven) => panic!("{unproven}"),
+            Ok(check) => check,
+            Err(unproven) => panic!("{unproven}"),
         }
     }
 
@@ -244,9 +241,7 @@ mod tests {
         let probe = probe(Path::ProxyToSelf, "127.0.0.6:15002", inbound());
         assert_eq!(check(&probe, ProbeObservation::Stranger).result, Err(Reason::Stranger));
         let busy = ["127.0.0.1:15006".parse().unwrap()];
-        let Finding::Check(check) = judge(&probe, ProbeObservation::Stranger, &busy) else {
-            panic!("a finding")
-        };
+        let Ok(check) = judge(&probe, ProbeObservation::Stranger, &busy) else { panic!("a finding") };
         assert_eq!(check.result, Err(Reason::PortsBusy));
         assert!(!check.detail.contains("arrived"), "{}", check.detail);
     }
@@ -272,10 +267,7 @@ mod tests {
     #[test]
     fn a_route_is_not_the_rules_business() {
         let outbound = probe(Path::Outbound, "192.0.2.1:15002", Fate::Redirected(Port::new(15001).unwrap()));
-        assert!(matches!(
-            judge(&outbound, ProbeObservation::NotSent(Errno::ENETUNREACH), &[]),
-            Finding::Unproven(_)
-        ));
+        assert!(matches!(judge(&outbound, ProbeObservation::NotSent(Errno::ENETUNREACH), &[]), Err(_)));
     }
 
     #[test]

@@ -23,7 +23,7 @@ mod verdict;
 mod walk;
 
 use engine::{ProbeObservation, Tokens};
-use judge::{Finding, Tracked};
+use judge::Tracked;
 use nix::{
     errno::Errno,
     unistd::{Gid, Uid, getegid, geteuid, setfsgid, setfsuid},
@@ -200,8 +200,8 @@ fn attempt(
     };
     for (probe, seen) in probes.iter().zip(&seen).take(asked) {
         match judge::judge(probe, *seen, &busy) {
-            Finding::Check(check) => checks.push(check),
-            Finding::Unproven(nothing) => unproven.push(nothing),
+            Ok(check) => checks.push(check),
+            Err(nothing) => unproven.push(nothing),
         }
     }
     unproven.extend(request.left_alone());

@@ -7,7 +7,7 @@ use crate::{
     reason::Reason,
     sockets::{StandIn, is_lack},
     verdict::{Check, Path, Unproven},
-    walk::{Fate, Identity, Packet, fate, loopback},
+    walk::{Fate, Identity, fate, loopback, packet},
 };
 use nix::errno::Errno;
 use packet_trace::TraceRules;
@@ -245,7 +245,7 @@ impl Aim<'_, '_> {
     }
 
     fn fate(&self, protocol: Protocol, source: Option<IpAddr>, destination: SocketAddr, stays: bool) -> Fate {
-        fate(self.rules, &Packet { who: self.request.who, protocol, source, destination, stays })
+        fate(self.rules, &packet(self.request.who, protocol, source, destination, stays))
     }
 
     fn probe(&mut self, path: Path, protocol: Protocol, source: Option<IpAddr>, to: SocketAddr, fate: Fate) {

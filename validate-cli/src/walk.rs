@@ -1,7 +1,7 @@
 //! What a plan does with one packet of this process, from the socket to where it arrives: the trace of the plan's rules, in the words
 //! of a validation.
 
-use packet_trace::{Interface, TraceRules};
+use packet_trace::{Interface, Packet, TraceRules};
 use redirect_core::{Family, rule::Protocol, values::Port};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -12,18 +12,6 @@ pub struct Identity {
     pub uid: u32,
     /// Group id.
     pub gid: u32,
-}
-
-/// The first packet of a connection.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Packet {
-    pub(crate) who: Identity,
-    pub(crate) protocol: Protocol,
-    /// Where from; `None` where the kernel chooses.
-    pub(crate) source: Option<IpAddr>,
-    pub(crate) destination: SocketAddr,
-    /// Whether it goes to the pod itself, over `lo`.
-    pub(crate) stays: bool,
 }
 
 /// What becomes of a packet.
@@ -47,20 +35,23 @@ pub(crate) const fn loopback(family: Family) -> IpAddr {
     }
 }
 
-impl Packet {
-    /// The same for a trace.
-    pub(crate) fn traced(&self) -> packet_trace::Packet {
-        let Identity { uid, gid } = self.who;
-        let mut packet = packet_trace::Packet::from_pod(uid, gid, self.destination, self.destination);
-        packet.interface = if self.stays { Interface::Named("lo".to_owned()) } else { Interface::Elsewhere };
-        (packet.source, packet.source_port) = (self.source, None);
-        if self.protocol == Protocol::Tcp { packet } else { packet.over_udp() }
-    }
+/// The first packet of a connection of `who`; from `source`, or where the kernel chooses. Whether it `stays`: goes to the pod itself, over `lo`.
+pub(crate) fn packet(
+    who: Identity,
+    protocol: Protocol,
+    source: Option<IpAddr>,
+    destination: SocketAddr,
+    stays: bool,
+) -> Packet {
+    let mut packet = Packet::from_pod(who.uid, who.gid, destination, destination);
+    packet.interface = if stays { Interface::Named("lo".to_owned()) } else { Interface::Elsewhere };
+    (packet.source, packet.source_port) = (source, None);
+    if protocol == Protocol::Tcp { packet } else { packet.over_udp() }
 }
 
 /// What these rules do with a packet.
 pub(crate) fn fate(rules: &TraceRules, packet: &Packet) -> Fate {
-    match rules.fate(&packet.traced()) {
+    match rules.fate(packet) {
         packet_trace::Fate::Untouched => Fate::Untouched,
         packet_trace::Fate::Proxy { rewritten: false, .. } => Fate::Tproxied,
         packet_trace::Fate::Proxy { rewritten: true, port, .. } => {
@@ -102,7 +93,7 @@ mod tests {
 
     fn packet(who: Identity, source: Option<&str>, destination: &str, stays: bool) -> Packet {
         let source = source.map(|source| source.parse().unwrap());
-        Packet { who, protocol: Protocol::Tcp, source, destination: destination.parse().unwrap(), stays }
+        super::packet(who, Protocol::Tcp, source, destination.parse().unwrap(), stays)
     }
 
     fn redirected(port: u16) -> Fate {
