@@ -33,12 +33,11 @@ pub const SOMEWHERE: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
 pub const NO_ADDRESS: &str =
     "the pod has no address yet; the plan is made for an IPv4 address; --address says others";
 
-/// The addresses of a flag `--address`.
+/// The addresses of a list, which a flag or a field of this name has.
 ///
 /// # Errors
 /// The first word that is not an address.
-pub fn addresses(text: &str) -> Result<Vec<IpAddr>, String> {
-    let parse =
-        |word: &str| word.trim().parse().map_err(|_| format!("flag --address: {word:?} is not an address"));
+pub fn addresses(name: &str, text: &str) -> Result<Vec<IpAddr>, String> {
+    let parse = |word: &str| word.trim().parse().map_err(|_| format!("{name}: {word:?} is not an address"));
     text.split(',').map(parse).collect()
 }

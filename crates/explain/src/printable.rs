@@ -34,14 +34,9 @@ impl Printable {
     /// Lines whose breaks and tabulators are the program's own, because each was escaped before or has none.
     #[must_use]
     pub fn lines(text: &str) -> Self {
-        let is_own = |c: char| matches!(c, '\n' | '\t');
-        Self(text.split_inclusive(is_own).fold(String::new(), |mut safe, part| {
-            let (words, end) =
-                part.strip_suffix(is_own).map_or((part, ""), |words| (words, &part[words.len()..]));
-            escape(words, &mut safe, Style::Text);
-            safe.push_str(end);
-            safe
-        }))
+        let mut safe = String::with_capacity(text.len());
+        push_lines(text, &mut safe, Style::Text);
+        Self(safe)
     }
 
     /// JSON as it is written for people and programs. It may hold such characters in strings, and there only.
@@ -187,7 +182,7 @@ impl Passage {
             let mut text = chunk.valid();
             while let Some(at) = text.find('\u{1b}') {
                 let (before, sequence) = text.split_at(at);
-                push_lines(before, &mut safe);
+                push_lines(before, &mut safe, Style::Json);
                 let colour = COLOURS.iter().find(|colour| self.has_colours && sequence.starts_with(**colour));
                 let may_become = |colour: &&str| colour.starts_with(sequence);
                 if let Some(colour) = colour {
@@ -204,7 +199,7 @@ impl Passage {
                 }
                 text = &sequence[colour.map_or(1, |colour| colour.len())..];
             }
-            push_lines(text, &mut safe);
+            push_lines(text, &mut safe, Style::Json);
             let invalid = chunk.invalid();
             // Only at the end of the text a character can be incomplete.
             let is_last = invalid.last().is_some_and(|last| std::ptr::eq(last, bytes.last().unwrap_or(last)));
@@ -225,12 +220,12 @@ fn is_beginning(bytes: &[u8]) -> bool {
     std::str::from_utf8(bytes).is_err_and(|error| error.error_len().is_none())
 }
 
-fn push_lines(text: &str, safe: &mut String) {
+fn push_lines(text: &str, safe: &mut String, style: Style) {
     // Tabs separate the fields of a log's lines.
     let is_own = |c: char| matches!(c, '\n' | '\t');
     for part in text.split_inclusive(is_own) {
         let words = part.trim_end_matches(is_own);
-        escape(words, safe, Style::Json);
+        escape(words, safe, style);
         safe.push_str(&part[words.len()..]);
     }
 }

@@ -54,7 +54,7 @@ pub struct PacketQuestion {
 }
 
 /// What is answered.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Default, Serialize)]
 pub struct Answer {
     /// What is wrong with the fields around the text.
     pub errors: Vec<String>,
@@ -109,12 +109,8 @@ impl Answer {
     pub(crate) fn not_understood(why: &str) -> Self {
         Self {
             errors: vec![format!("the page does not fit its program ({why}); load it again")],
-            ..Self::nothing()
+            ..Self::default()
         }
-    }
-
-    const fn nothing() -> Self {
-        Self { errors: Vec::new(), side: None, other: None, diff: None, trace: None }
     }
 }
 
@@ -122,10 +118,10 @@ impl Answer {
 #[must_use]
 pub fn answer(question: &Question) -> Answer {
     let mut errors = Vec::new();
-    let own = given(&question.address, addresses, &mut errors);
-    let nameservers = given(&question.nameservers, servers, &mut errors);
+    let own = given("flag --address", &question.address, &mut errors);
+    let nameservers = given("name servers", &question.nameservers, &mut errors);
     if !errors.is_empty() {
-        return Answer { errors, ..Answer::nothing() };
+        return Answer { errors, ..Answer::default() };
     }
     let format = Format::named(&question.format).unwrap_or(Format::Text);
     let around = Around { addresses: &own, nameservers: &nameservers, format };
@@ -139,22 +135,12 @@ pub fn answer(question: &Question) -> Answer {
     Answer { errors, side: Some(side), other, diff, trace }
 }
 
-/// What a field says; nothing where it is empty.
-fn given<T>(
-    text: &str,
-    read: impl FnOnce(&str) -> Result<Vec<T>, String>,
-    errors: &mut Vec<String>,
-) -> Vec<T> {
+/// The addresses in a field of this name; none where it is empty.
+fn given(name: &str, text: &str, errors: &mut Vec<String>) -> Vec<IpAddr> {
     if text.trim().is_empty() {
         return Vec::new();
     }
-    read(text).map_err(|error| errors.push(error)).unwrap_or_default()
-}
-
-fn servers(text: &str) -> Result<Vec<IpAddr>, String> {
-    let parse =
-        |word: &str| word.trim().parse().map_err(|_| format!("name servers: {word:?} is not an address"));
-    text.split(',').map(parse).collect()
+    addresses(name, text).map_err(|error| errors.push(error)).unwrap_or_default()
 }
 
 impl Diff {

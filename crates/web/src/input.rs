@@ -20,10 +20,11 @@ use settings_cli::RunOptions;
 use crate::rules::{Table, tables};
 
 /// What a text is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Form {
     /// A pod, as Kubernetes writes it.
+    #[default]
     Pod,
     /// Annotations of an injected pod.
     Annotations,
@@ -32,7 +33,7 @@ pub enum Form {
 }
 
 /// What becomes of a text.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Side {
     /// What it is.
@@ -92,19 +93,9 @@ impl Side {
                 Err(error) => (Form::Pod, Err(vec![error])),
             }
         };
-        let side = Self {
-            form,
-            errors: Vec::new(),
-            notices,
-            left_alone: None,
-            tables: Vec::new(),
-            written: String::new(),
-            plan: None,
-            skipped: None,
-        };
         match understood {
-            Ok(understood) => side.filled(understood, around.format),
-            Err(errors) => Self { errors, notices: Vec::new(), ..side },
+            Ok(understood) => Self { form, notices, ..Self::default() }.filled(understood, around.format),
+            Err(errors) => Self { form, errors, ..Self::default() },
         }
     }
 

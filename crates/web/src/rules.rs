@@ -65,11 +65,7 @@ fn rows(plan: &RulePlan, rules: &[&PlannedRule]) -> Vec<Row> {
     let mut counts = [0_usize; 2];
     let row = |planned: &&PlannedRule| {
         let mut number = |family: Family, count: usize| {
-            let is_for = match planned.scope() {
-                Scope::Every => true,
-                Scope::Only(only) => only == family,
-            };
-            (is_for && plan.families().contains(&family)).then(|| {
+            (planned.scope().covers(family) && plan.families().contains(&family)).then(|| {
                 counts[count] += 1;
                 counts[count]
             })

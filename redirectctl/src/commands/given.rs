@@ -91,7 +91,7 @@ impl Given {
     }
 
     pub(super) fn addresses(&self) -> Result<Vec<IpAddr>, String> {
-        self.flag("address").map_or(Ok(Vec::new()), explain::addresses)
+        self.flag("address").map_or(Ok(Vec::new()), |text| explain::addresses("flag --address", text))
     }
 
     /// The pod that is named, if one is.
