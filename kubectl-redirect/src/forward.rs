@@ -172,7 +172,9 @@ pub async fn bundle(cluster: &Cluster, wanted: &WantedBundle) -> Result<u8, Fail
     let nodes = match &wanted.about {
         About::Nodes(nodes) => nodes.clone(),
         About::AllNodes => Fleet::find(cluster).await?.agents(cluster, None).await?.into_keys().collect(),
-        About::Pod(pod) => vec![node_of(cluster, &pod_name(pod, cluster.namespace())?).await?],
+        About::Pod(pod) => {
+            vec![pod_of(cluster, &pod_name(pod, cluster.namespace())?).await?.spec.node_name]
+        }
     };
     if let [node] = nodes.as_slice() {
         return bundle_of(cluster, node, wanted).await;
@@ -250,19 +252,7 @@ fn write_new(file: &Path, bytes: &[u8]) -> io::Result<()> {
 /// Namespace and name of a pod: `NAMESPACE/NAME`, or a name in the usual namespace.
 fn pod_name(text: &str, usual: &str) -> Result<PodName, Failure> {
     let text = text.strip_prefix("pod/").or_else(|| text.strip_prefix("pods/")).unwrap_or(text);
-    let (namespace, name) = text.split_once('/').unwrap_or((usual, text));
-    let is_name = |part: &str| {
-        part.starts_with(|c: char| c.is_ascii_alphanumeric())
-            && part.bytes().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || b"-.".contains(&c))
-    };
-    if is_name(namespace) && is_name(name) {
-        return Ok(PodName { namespace: namespace.to_owned(), name: name.to_owned() });
-    }
-    Err(Failure(format!("{text:?} is not a pod; write NAMESPACE/NAME")))
-}
-
-async fn node_of(cluster: &Cluster, name: &PodName) -> Result<String, Failure> {
-    Ok(pod_of(cluster, name).await?.spec.node_name)
+    PodName::parse(text, usual).map_err(Failure)
 }
 
 /// A pod that has a node.

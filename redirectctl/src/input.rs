@@ -115,14 +115,6 @@ fn stdin() -> io::Result<String> {
     Ok(text)
 }
 
-/// The pods of a text in YAML or JSON, and what is around them.
-///
-/// # Errors
-/// Everything wrong with it.
-pub fn pods_of_text(text: &str) -> Result<(Vec<Pod>, Cluster), InputError> {
-    of_text(text, PackedPods::default())?.whole().map(PackedPods::unpacked)
-}
-
 /// Pods from their objects, with their context.
 ///
 /// # Errors
@@ -157,26 +149,18 @@ pub fn pod_of_file(path: &str) -> Result<Pod, InputError> {
 /// `NAMESPACE/NAME`, or a name in namespace default.
 ///
 /// # Errors
-/// It cannot be a pod's name. Names become part of a path at the API server.
+/// It cannot be a pod's name.
 pub fn pod_name(text: &str) -> Result<PodName, String> {
-    let (namespace, name) = text.split_once('/').unwrap_or(("default", text));
-    let is_name = |text: &str| {
-        let of_name =
-            |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-' || byte == b'.';
-        let is_end = |byte: Option<&u8>| byte.is_some_and(u8::is_ascii_alphanumeric);
-        let (first, last) = (text.as_bytes().first(), text.as_bytes().last());
-        is_end(first) && is_end(last) && text.len() <= 253 && text.bytes().all(of_name)
-    };
-    if is_name(namespace) && is_name(name) {
-        Ok(PodName { namespace: namespace.to_owned(), name: name.to_owned() })
-    } else {
-        Err(format!("{text:?} is not a pod; write NAMESPACE/NAME"))
-    }
+    PodName::parse(text, "default")
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn pods_of_text(text: &str) -> Result<Vec<Pod>, InputError> {
+        of_text(text, PackedPods::default())?.whole().map(|packed| packed.unpacked().0)
+    }
 
     #[test]
     fn lists_and_documents_are_pods() {
@@ -184,7 +168,7 @@ mod tests {
         let two = "kind: Pod\nmetadata: {name: a}\nspec: {}\n---\nkind: Pod\nmetadata: {name: b}\nspec: {}\n";
         for text in [list, two] {
             let names: Vec<String> =
-                pods_of_text(text).expect("pods").0.iter().map(|pod| pod.name.to_string()).collect();
+                pods_of_text(text).expect("pods").iter().map(|pod| pod.name.to_string()).collect();
             assert_eq!(names, ["default/a", "default/b"]);
         }
     }

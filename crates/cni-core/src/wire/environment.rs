@@ -1,6 +1,7 @@
 //! The environment: what the runtime wants done, to which container.
 
 use super::{CniError, Code};
+use crate::pod_name::is_name;
 use std::{ffi::OsString, path::PathBuf};
 
 /// What the runtime wants.
@@ -177,15 +178,9 @@ fn pod_args(text: &str, problems: &mut Vec<String>) -> PodArgs {
     args
 }
 
-/// What Kubernetes accepts as a name: these two become part of a URL.
+/// What Kubernetes accepts as a name.
 fn check_dns_name(key: &str, text: &str, most: usize, problems: &mut Vec<String>) {
-    let good = |label: &str| {
-        !label.is_empty()
-            && !label.starts_with('-')
-            && !label.ends_with('-')
-            && label.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-')
-    };
-    if !text.is_empty() && (text.len() > most || !text.split('.').all(good)) {
+    if !text.is_empty() && !is_name(text, most) {
         let shown: String = text.chars().take(80).collect();
         problems.push(format!("CNI_ARGS: {key}: {shown:?} is not a Kubernetes name"));
     }
