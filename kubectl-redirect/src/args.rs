@@ -96,21 +96,20 @@ fn text(name: &'static str, value: &'static str, help: &'static str) -> Arg {
     Arg::new(name).long(name).value_name(value).help(help)
 }
 
+fn switch(name: &'static str, help: &'static str) -> Arg {
+    Arg::new(name).long(name).action(ArgAction::SetTrue).help(help)
+}
+
 fn output() -> Arg {
     text("output", "FORMAT", "text or json").short('o').value_parser(["text", "json"]).default_value("text")
 }
 
 /// Flags about which pods are asked for.
 fn of_pods(command: clap::Command) -> clap::Command {
-    let everywhere = Arg::new("all-namespaces")
-        .long("all-namespaces")
-        .short('A')
-        .action(ArgAction::SetTrue)
-        .conflicts_with("namespace")
-        .help("Pods of all namespaces, as without -n");
+    let everywhere = switch("all-namespaces", "Pods of all namespaces, as without -n").short('A');
     command
         .arg(text("node", "NAME", "Only this node"))
-        .arg(everywhere)
+        .arg(everywhere.conflicts_with("namespace"))
         .arg(text("selector", "LABELS", "Only pods with these labels").short('l'))
         .arg(output())
 }
@@ -121,11 +120,7 @@ fn goal(command: clap::Command) -> clap::Command {
         .num_args(0..=1)
         .require_equals(true)
         .default_missing_value(USUAL_WAIT);
-    let ignores = Arg::new("ignore-warnings")
-        .long("ignore-warnings")
-        .action(ArgAction::SetTrue)
-        .help("Warnings are shown, and do not make the exit code 2");
-    command.arg(wait).arg(ignores)
+    command.arg(wait).arg(switch("ignore-warnings", "Warnings are shown, and do not make the exit code 2"))
 }
 
 fn with_common(command: clap::Command, patience: &'static str) -> clap::Command {
@@ -166,13 +161,7 @@ fn parser() -> clap::Command {
         )
         .arg(text("node", "NAME", "A node, in place of the first two with ready agents; may be repeated").action(ArgAction::Append))
         .arg(text("image", "IMAGE", "The validator's image, in place of the one beside the agents' image"))
-        .arg(
-            Arg::new("yes")
-                .long("yes")
-                .short('y')
-                .action(ArgAction::SetTrue)
-                .help("Agrees that they are created, without asking"),
-        )
+        .arg(switch("yes", "Agrees that they are created, without asking").short('y'))
         .arg(output());
     let bundle = clap::Command::new("bundle")
         .about("Saves the archive for a support ticket that redirectctl makes of a node; it holds no secrets")
@@ -186,13 +175,7 @@ fn parser() -> clap::Command {
                 .action(ArgAction::Append)
                 .conflicts_with("POD"),
         )
-        .arg(
-            Arg::new("all-nodes")
-                .long("all-nodes")
-                .action(ArgAction::SetTrue)
-                .conflicts_with_all(["POD", "node"])
-                .help("All nodes that have an agent"),
-        )
+        .arg(switch("all-nodes", "All nodes that have an agent").conflicts_with_all(["POD", "node"]))
         .arg(
             text("limit", "COUNT", "How many nodes at most; more are refused")
                 .value_parser(clap::value_parser!(usize))

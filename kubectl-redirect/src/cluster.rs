@@ -215,12 +215,8 @@ impl Cluster {
         namespace: Option<&str>,
         name: &str,
     ) -> Result<Option<T>, Failure> {
-        let what = format!("get {} {name}", kind.resource);
-        match self.json(Request::new(kind.path(namespace)).get(name, &GetParams::default())).await {
-            Ok(object) => Ok(Some(object)),
-            Err(AskError::Api(status)) if status.is_not_found() => Ok(None),
-            Err(error) => Err(error.about(&what, &self.url)),
-        }
+        let request = Request::new(kind.path(namespace)).get(name, &GetParams::default());
+        self.unless_missing(&format!("get {} {name}", kind.resource), request).await
     }
 
     /// Creates an object in a namespace.
@@ -230,9 +226,7 @@ impl Cluster {
     pub async fn create(&self, kind: Kind, namespace: &str, object: &Value) -> Result<(), Failure> {
         let objects = Request::new(kind.path(Some(namespace)));
         let request = objects.create(&PostParams::default(), object.to_string().into_bytes());
-        let done = self.json::<Value>(request).await;
-        let what = format!("create {} in namespace {namespace}", kind.resource);
-        done.map(drop).map_err(|error| error.about(&what, &self.url))
+        self.done(&format!("create {} in namespace {namespace}", kind.resource), request).await.map(drop)
     }
 
     /// Deletes an object, if it exists.
@@ -240,14 +234,9 @@ impl Cluster {
     /// # Errors
     /// It may exist for longer: why, with the right that is missing.
     pub async fn delete(&self, kind: Kind, namespace: &str, name: &str) -> Result<(), Failure> {
-        let objects = Request::new(kind.path(Some(namespace)));
-        match self.json::<Value>(objects.delete(name, &DeleteParams::default())).await {
-            Ok(_) => Ok(()),
-            Err(AskError::Api(status)) if status.is_not_found() => Ok(()),
-            Err(error) => {
-                Err(error.about(&format!("delete {} {namespace}/{name}", kind.resource), &self.url))
-            }
-        }
+        let request = Request::new(kind.path(Some(namespace))).delete(name, &DeleteParams::default());
+        let what = format!("delete {} {namespace}/{name}", kind.resource);
+        self.unless_missing::<Value>(&what, request).await.map(drop)
     }
 
     /// Changes an object by a JSON patch (RFC 6902).
@@ -262,8 +251,7 @@ impl Cluster {
             let media = http::HeaderValue::from_static("application/json-patch+json");
             request.headers_mut().insert(http::header::CONTENT_TYPE, media);
         }
-        let done = self.json::<Value>(request).await;
-        done.map(drop).map_err(|error| error.about(&format!("patch {} {name}", kind.resource), &self.url))
+        self.done(&format!("patch {} {name}", kind.resource), request).await.map(drop)
     }
 
     /// Changes an object's status by a strategic merge patch.
@@ -274,9 +262,7 @@ impl Cluster {
         let objects = Request::new(kind.path(None));
         let request =
             objects.patch_subresource("status", name, &PatchParams::default(), &Patch::Strategic(patch));
-        let done = self.json::<Value>(request).await;
-        done.map(drop)
-            .map_err(|error| error.about(&format!("patch {}/status {name}", kind.resource), &self.url))
+        self.done(&format!("patch {}/status {name}", kind.resource), request).await.map(drop)
     }
 
     /// Its version.
@@ -285,12 +271,10 @@ impl Cluster {
     /// It does not respond.
     pub async fn version(&self) -> Result<String, Failure> {
         // `/version` is not a collection, and read as if it were an object of one.
-        let asked = self.json::<Value>(Request::new("").get("version", &GetParams::default())).await;
-        let info = asked.map_err(|error| error.about("read the version", &self.url))?;
+        let what = "read the version";
+        let info = self.done(what, Request::new("").get("version", &GetParams::default())).await?;
         let version = info.get("gitVersion").and_then(Value::as_str).map(str::to_owned);
-        version.ok_or_else(|| {
-            AskError::Other("the answer has no version".to_owned()).about("read the version", &self.url)
-        })
+        version.ok_or_else(|| AskError::Other("the answer has no version".to_owned()).about(what, &self.url))
     }
 
     /// Whether the user may do something, by the server's own account.
@@ -308,9 +292,26 @@ impl Cluster {
         });
         let path = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
         let request = Request::new(path).create(&PostParams::default(), review.to_string().into_bytes());
-        let answer =
-            self.json::<Value>(request).await.map_err(|error| error.about("ask for rights", &self.url))?;
+        let answer = self.done("ask for rights", request).await?;
         Ok(answer.pointer("/status/allowed").and_then(Value::as_bool) == Some(true))
+    }
+
+    /// The answer to a request to do something.
+    async fn done(&self, what: &str, request: Built) -> Result<Value, Failure> {
+        self.json(request).await.map_err(|error| error.about(what, &self.url))
+    }
+
+    /// The same; none where the object does not exist.
+    async fn unless_missing<T: DeserializeOwned>(
+        &self,
+        what: &str,
+        request: Built,
+    ) -> Result<Option<T>, Failure> {
+        match self.json(request).await {
+            Ok(answer) => Ok(Some(answer)),
+            Err(AskError::Api(status)) if status.is_not_found() => Ok(None),
+            Err(error) => Err(error.about(what, &self.url)),
+        }
     }
 
     async fn json<T: DeserializeOwned>(&self, request: Built) -> Result<T, AskError> {

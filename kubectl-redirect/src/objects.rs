@@ -4,7 +4,7 @@ use redirect_core::pod::PodFacts;
 use std::collections::BTreeMap;
 
 use cni_core::enablement::REDIRECTION_ANNOTATION;
-use k8s_openapi::api::core::v1::{Container, ContainerStatus, NodeCondition, NodeSystemInfo};
+use k8s_openapi::api::core::v1::{Container, ContainerStatus, NodeAddress, NodeCondition, NodeSystemInfo};
 use k8s_openapi::api::rbac::v1::Subject;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use serde::Deserialize;
@@ -162,17 +162,6 @@ pub struct NodeStatus {
     /// Its addresses and names.
     #[serde(deserialize_with = "or_default")]
     pub addresses: Vec<NodeAddress>,
-}
-
-/// An address or a name of a node.
-#[derive(Debug, Clone, Default, Deserialize)]
-#[serde(default)]
-pub struct NodeAddress {
-    /// `InternalIP`, `Hostname` and others.
-    #[serde(rename = "type")]
-    pub kind: String,
-    /// What it is.
-    pub address: String,
 }
 
 /// A DaemonSet.

@@ -170,11 +170,7 @@ impl Sight {
         };
         for (subject, after) in self.all.iter().filter(|(_, status)| !status.is_fine()) {
             let change = Change { subject, before: None, after: Some(after) };
-            text.push(&if is_json {
-                Printable::json_line(&change.json(time))
-            } else {
-                change.line(time, "")
-            });
+            text.push(&change.written(time, is_json, ""));
         }
         text
     }
@@ -197,12 +193,7 @@ impl Sight {
         for subject in subjects {
             let (before, after) = (before.all.get(subject), self.all.get(subject));
             if before != after {
-                let change = Change { subject, before, after };
-                text.push(&if is_json {
-                    Printable::json_line(&change.json(time))
-                } else {
-                    change.line(time, "new, ")
-                });
+                text.push(&Change { subject, before, after }.written(time, is_json, "new, "));
             }
         }
         text
@@ -262,7 +253,11 @@ struct Change<'a> {
 }
 
 impl Change<'_> {
-    /// For people; `new` precedes the state of a subject that was not there before.
+    /// For programs or for people; for these, `new` precedes the state of a subject that was not there before.
+    fn written(&self, time: &str, is_json: bool, new: &str) -> Printable {
+        if is_json { Printable::json_line(&self.json(time)) } else { self.line(time, new) }
+    }
+
     fn line(&self, time: &str, new: &str) -> Printable {
         let (kind, name, node) = self.subject.parts();
         let place = if kind == "pod" { format!(" on {node}") } else { String::new() };
@@ -279,7 +274,6 @@ impl Change<'_> {
         Printable::line(&format!("{time} {kind} {name}{place}: {change}"))
     }
 
-    /// For programs.
     fn json(&self, time: &str) -> Value {
         let (kind, name, node) = self.subject.parts();
         let status = |status: &Status| {

@@ -203,7 +203,7 @@ fn platform(linux: &[&Node]) -> Found {
 /// Pods have addresses of the families that nodes have. Where that is IPv4 alone, their IPv6 is open, as under Istio's plugin.
 fn families(linux: &[&Node]) -> Found {
     let has_v6 = |node: &Node| {
-        let internal = node.status.addresses.iter().filter(|address| address.kind == "InternalIP");
+        let internal = node.status.addresses.iter().filter(|address| address.type_ == "InternalIP");
         internal.filter_map(|address| address.address.parse::<IpAddr>().ok()).any(|address| address.is_ipv6())
     };
     let without = those(linux, |node| !has_v6(node));
