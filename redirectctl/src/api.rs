@@ -177,14 +177,10 @@ impl ApiServer {
         if is_it && text("/kind") == "Pod" {
             return Ok(found);
         }
-        Err(self.something_else(&format!("asked for pod {name}")))
-    }
-
-    /// An answer that no API server gives.
-    fn something_else(&self, asked: &str) -> InputError {
+        // An answer that no API server gives.
         let server = self.clients.first().map(|(_, client)| client.server().to_owned()).unwrap_or_default();
-        let what = format!("{asked}, it answers with something else");
-        report(Path::new(""), &ApiError::Garbled { server, what }, "")
+        let what = format!("asked for pod {name}, it answers with something else");
+        Err(report(Path::new(""), &ApiError::Garbled { server, what }, ""))
     }
 
     /// The pods of a node.

@@ -110,17 +110,13 @@ impl Question {
         let mut paper = TextWriter::new(layout);
         paper.heading(&format!("CHECK of pod {}", self.pod));
         paper.labelled(2, "program    ", &self.program.display().to_string());
-        for (index, (name, value)) in self.environment.iter().enumerate() {
-            paper.labelled(
-                2,
-                if index == 0 { "variables  " } else { "           " },
-                &format!("{name}={value}"),
-            );
-        }
+        paper.listed(
+            2,
+            "variables  ",
+            self.environment.iter().map(|(name, value)| format!("{name}={value}")),
+        );
         paper.labelled(2, "previous   ", &self.previous);
-        for (index, line) in format!("{:#}", self.input).lines().enumerate() {
-            paper.labelled(2, if index == 0 { "input      " } else { "           " }, line);
-        }
+        paper.listed(2, "input      ", format!("{:#}", self.input).lines().map(str::to_owned));
         for note in &self.notes {
             paper.labelled(2, "note       ", note);
         }

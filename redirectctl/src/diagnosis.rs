@@ -13,8 +13,9 @@ use packet_trace::interference::{self, Effect, Severity as Sureness};
 use reasons::{EventReason, PodState};
 use redirect_core::plan::DataPlane;
 use redirect_core::pod::{PodFacts, SkipReason};
-use redirect_core::rule::{Protocol, Target};
+use redirect_core::rule::{Protocol, Table, Target};
 use redirect_core::settings::{Key, Notice, RawSettings, Source};
+use redirect_core::values::{PortRange, is_routable};
 use redirect_core::{DnsCapture, Families, Family, InboundPorts, InterceptionMode, Redirect, RulePlan};
 
 pub use explain::decision::PodDecision;
@@ -174,7 +175,7 @@ fn of_any_namespace(seen: &Inspection) -> Vec<Finding> {
     if !seen.addresses.iter().any(IpAddr::is_loopback) {
         all.push(Finding::new(Cause::LoopbackDown, "neither 127.0.0.1 nor ::1 is there"));
     }
-    if !seen.addresses.iter().any(is_reachable) {
+    if !seen.addresses.iter().any(is_routable) {
         all.push(Finding::new(Cause::NoAddress, format!("it has {}", list(&seen.addresses))));
     }
     all.extend(Finding::some(Cause::Unexamined, seen.unexamined.clone()));
@@ -182,14 +183,6 @@ fn of_any_namespace(seen: &Inspection) -> Vec<Finding> {
         all.push(Finding::new(Cause::TwoBackends, seen.backends()));
     }
     all
-}
-
-pub(crate) fn is_reachable(address: &IpAddr) -> bool {
-    let is_local = match address {
-        IpAddr::V4(v4) => v4.is_link_local(),
-        IpAddr::V6(v6) => *v6 == Family::PASSTHROUGH_V6,
-    };
-    !address.is_loopback() && !is_local && !is_link_local_v6(address)
 }
 
 /// Every interface has one while IPv6 is switched on.
@@ -261,10 +254,8 @@ const fn of_routing(item: RoutingItem) -> Cause {
 /// Whether a family lacks every chain of the mesh that the plan has for it.
 fn is_without(plan: &RulePlan, differences: &Differences, family: Family) -> bool {
     let rules = plan.rules(family);
-    let chains = |table: &redirect_core::rule::Table| {
-        rules.chains(*table).filter(|(chain, _)| chain.belongs_to_mesh()).count()
-    };
-    let wanted: usize = redirect_core::rule::Table::ALL.iter().map(chains).sum();
+    let chains = |table: &Table| rules.chains(*table).filter(|(chain, _)| chain.belongs_to_mesh()).count();
+    let wanted: usize = Table::ALL.iter().map(chains).sum();
     let missing = differences.iter().filter(|difference| {
         matches!(difference, Difference::Rule { family: of, difference } if *of == family && difference.kind == DifferenceKind::MissingChain)
     });
@@ -416,7 +407,7 @@ fn beside_families(
     let beside: Vec<&IpAddr> = addresses
         .into_iter()
         .flatten()
-        .filter(|address| is_reachable(address) || is_link_local_v6(address))
+        .filter(|address| is_routable(address) || is_link_local_v6(address))
         .filter(|address| !families.contains(Family::of(address)))
         .collect();
     (!beside.is_empty() && !is_native).then(|| Finding::new(Cause::FamilyNotCaptured, list(&beside)))
@@ -451,9 +442,7 @@ fn without_network(pod: &Pod, redirect: &Redirect) -> Vec<String> {
 /// Ports of the application that are not captured.
 fn beside_capture(pod: &Pod, redirect: &Redirect) -> Vec<String> {
     let is_captured = |port: u16| {
-        let is_in = |ranges: &[redirect_core::values::PortRange]| {
-            ranges.iter().any(|range| (range.first()..=range.last()).contains(&port))
-        };
+        let is_in = |ranges: &[PortRange]| ranges.iter().any(|range| range.contains(port));
         match redirect.inbound() {
             InboundPorts::None => false,
             InboundPorts::AllExcept(ranges) => !is_in(ranges),

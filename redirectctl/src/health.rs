@@ -145,10 +145,8 @@ pub fn of_credentials(conf: &Conf) -> Option<Finding> {
 /// Whether connections to services have other destinations before rules of pods see them: by trying it with one service.
 #[must_use]
 pub fn of_services(service: SocketAddr) -> Option<Finding> {
-    // Without the rights to try it, nothing is found.
-    let is_translated = is_translated(service).unwrap_or_default();
     let seen = format!("connect(2) to {service} in a new network namespace gets another destination");
-    is_translated.then(|| Finding::new(Cause::ServicesTranslated, seen))
+    is_translated(service).then(|| Finding::new(Cause::ServicesTranslated, seen))
 }
 
 /// What the kernel lacks of what a sidecar needs.

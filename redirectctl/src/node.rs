@@ -35,10 +35,12 @@ use crate::processes::NodeProcesses;
 
 /// Where runtimes read network configurations, unless they are reported otherwise.
 pub const CONF_DIR: &str = "/etc/cni/net.d";
-/// The agent's variables about pods of ambient mode.
-const DNS_CAPTURE: &str = "AMBIENT_DNS_CAPTURE";
-const IPV6: &str = "AMBIENT_IPV6";
-const SCOPE: &str = "AMBIENT_CAPTURE_SCOPE";
+/// The agent's variables about pods of ambient mode: switches, each with its usual value where that is not the setting's, and the sources of probes.
+const SWITCHES: [(Key, &str, Option<bool>); 3] = [
+    (Key::AmbientCaptureScope, "AMBIENT_CAPTURE_SCOPE", None),
+    (Key::AmbientDnsCapture, "AMBIENT_DNS_CAPTURE", Some(true)),
+    (Key::AmbientIpv6, "AMBIENT_IPV6", Some(true)),
+];
 const PROBES: [(Key, Family, &str); 2] = [
     (Key::AmbientProbeV4, Family::V4, "HOST_PROBE_SNAT_IP"),
     (Key::AmbientProbeV6, Family::V6, "HOST_PROBE_SNAT_IPV6"),
@@ -79,12 +81,8 @@ pub struct Node {
 /// What holds for all pods of ambient mode, unless their annotations decide.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct AmbientDefaults {
-    /// Whether DNS queries go to ztunnel; none without the variable.
-    dns_capture: Option<bool>,
-    /// Whether IPv6 is redirected, too; likewise.
-    ipv6: Option<bool>,
-    /// Whether pods may limit what is captured; likewise.
-    capture_scope: Option<bool>,
+    /// What each of [`SWITCHES`] says; none without the variable.
+    switches: [Option<bool>; SWITCHES.len()],
     /// The sources of the kubelet's probes; none without the variables, or where the agent refuses these.
     probes: Option<ProbeSources>,
 }
@@ -99,20 +97,17 @@ impl AmbientDefaults {
             let with = env(name).and_then(|text| sources.unwrap_or_default().with(*family, &text).ok());
             with.or(sources)
         });
-        Self { dns_capture: is_on(DNS_CAPTURE), ipv6: is_on(IPV6), capture_scope: is_on(SCOPE), probes }
+        Self { switches: SWITCHES.map(|(_, name, _)| is_on(name)), probes }
     }
 
     /// What is not said is as it is for an agent to which nothing is said.
     fn settings(self) -> RawSettings {
         let mut raw = RawSettings::for_pod();
-        if let Some(is_on) = self.capture_scope {
-            raw.set(Key::AmbientCaptureScope, is_on.to_string(), Source::Environment(SCOPE));
-        }
-        let of_node =
-            [(Key::AmbientDnsCapture, DNS_CAPTURE, self.dns_capture), (Key::AmbientIpv6, IPV6, self.ipv6)];
-        for (key, variable, said) in of_node {
+        for ((key, variable, usual), said) in SWITCHES.into_iter().zip(self.switches) {
             let source = if said.is_some() { Source::Environment(variable) } else { Source::Default };
-            raw.set(key, said.unwrap_or(true).to_string(), source);
+            if let Some(is_on) = said.or(usual) {
+                raw.set(key, is_on.to_string(), source);
+            }
         }
         for (key, family, variable) in PROBES {
             if let Some(sources) = self.probes {

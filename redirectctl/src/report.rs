@@ -6,7 +6,7 @@ use explain::node_scan::ReportedFinding;
 use reasons::{PodState, linked};
 use redirect_core::plan::DataPlane;
 use redirect_core::pod::Decision;
-use redirect_core::settings::RawSettings;
+use redirect_core::settings::{Key, RawSettings, Source};
 use redirect_core::{Families, Family};
 use serde_json::{Value, json};
 
@@ -160,13 +160,12 @@ impl Report {
     }
 
     fn settings(&self, paper: &mut TextWriter) {
-        if let Some(settings) = self.decided.settings() {
-            for (index, (key, value, source)) in settings.said().enumerate() {
-                let label = if index == 0 { "settings   " } else { "           " };
-                let value = if value.is_empty() { "(none)".to_owned() } else { short(value, LONGEST_VALUE) };
-                paper.labelled(2, label, &format!("{} = {value}  [{source}]", key.setting().name()));
-            }
-        }
+        let settings = self.decided.settings().into_iter().flat_map(RawSettings::said);
+        let line = |(key, value, source): (Key, &str, Source)| {
+            let value = if value.is_empty() { "(none)".to_owned() } else { short(value, LONGEST_VALUE) };
+            format!("{} = {value}  [{source}]", key.setting().name())
+        };
+        paper.listed(2, "settings   ", settings.map(line));
     }
 
     /// Who listens on the ports that the plan redirects to.

@@ -158,6 +158,14 @@ impl TextWriter {
         self.write(indent, label, text, None);
     }
 
+    /// A label, and several lines beside it.
+    pub fn listed(&mut self, indent: usize, label: &str, lines: impl IntoIterator<Item = String>) {
+        let blank = " ".repeat(label.len());
+        for (index, line) in lines.into_iter().enumerate() {
+            self.labelled(indent, if index == 0 { label } else { &blank }, &line);
+        }
+    }
+
     /// A label that stands out, and words beside it.
     pub fn marked(&mut self, indent: usize, label: &str, ink: TextStyle, text: &str) {
         let start = self.text.len();

@@ -10,13 +10,13 @@ use explain::manifest;
 use netns_apply::facts;
 use netns_apply::netns::Netns;
 use netns_apply::routes::RouteSocket;
+use redirect_core::values::is_routable;
 use serde_json::Value;
 use tempfile::TempDir;
 
 use super::target::Target;
 use super::{Answer, Given};
 use crate::cni::{self, Attachment, Question, cache};
-use crate::diagnosis::is_reachable;
 use crate::error::InputError;
 use crate::input;
 use crate::node::Node;
@@ -121,7 +121,7 @@ fn attachment(target: Target, entry: &Value, given: &Given) -> Result<Attachment
     Ok(Attachment {
         pod,
         netns: target.path,
-        addresses: addresses.into_iter().filter(is_reachable).collect(),
+        addresses: addresses.into_iter().filter(is_routable).collect(),
         interface: interfaces.into_iter().next(),
         cached,
     })

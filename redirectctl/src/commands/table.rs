@@ -114,6 +114,11 @@ pub const PROGRAM: Pages = pages(&[
     ("The rules a pod will have, each with who asked for it", "redirectctl plan -f pod.yaml"),
 ]);
 
+/// What is read in place of asking the API server.
+const fn file(meaning: &'static str) -> SettingSpec {
+    SettingSpec { short: Some('f'), ..SettingSpec::new(ValueKind::Path, meaning).flag("file") }
+}
+
 const OUTPUT: SettingSpec =
     SettingSpec::new(ValueKind::Choice(&["text", "json"]), "How the answer is written.")
         .flag("output")
@@ -124,22 +129,10 @@ const COLOR: SettingSpec = SettingSpec::new(
 )
 .flag("color")
 .default("auto");
-const FILE: SettingSpec = SettingSpec {
-    short: Some('f'),
-    ..SettingSpec::new(
-        ValueKind::Path,
-        "The pod's manifest, or a workload's, in YAML or JSON; - is standard input.",
-    )
-    .flag("file")
-};
-const PODS_FILE: SettingSpec = SettingSpec {
-    short: Some('f'),
-    ..SettingSpec::new(
-        ValueKind::Path,
-        "The node's pods in YAML or JSON, as kubectl get pods -o json prints them; - is standard input. Nodes, namespaces, events and runtime classes may be among them.",
-    )
-    .flag("file")
-};
+const FILE: SettingSpec = file("The pod's manifest, or a workload's, in YAML or JSON; - is standard input.");
+const PODS_FILE: SettingSpec = file(
+    "The node's pods in YAML or JSON, as kubectl get pods -o json prints them; - is standard input. Nodes, namespaces, events and runtime classes may be among them.",
+);
 const POD: SettingSpec =
     SettingSpec::new(ValueKind::Text("NAMESPACE/NAME"), "A pod, as the API server has it.").flag("pod");
 const KUBECONFIG: SettingSpec = SettingSpec::new(
@@ -326,14 +319,7 @@ pub const COMMANDS: &[Definition] = &[
         ],
         needs: 1,
         rows: &[
-            SettingSpec {
-                short: Some('f'),
-                ..SettingSpec::new(
-                    ValueKind::Path,
-                    "The pod's manifest in YAML or JSON, which the plugin then reads in place of the API server's; - is standard input.",
-                )
-                .flag("file")
-            },
+            file("The pod's manifest in YAML or JSON, which the plugin then reads in place of the API server's; - is standard input."),
             SettingSpec::new(ValueKind::Path, "The pod's network namespace. Without it, the one that has the pod's addresses.").flag("netns"),
             KUBECONFIG,
             NODE_CONF,

@@ -27,18 +27,15 @@ impl Target {
             (None, Some(file)) => Some(input::pod_of_file(file)?),
             (None, None) => None,
         };
-        match (given.flag("netns"), pod) {
-            (_, Some(pod)) => Self::of_pod(pod, given),
-            (path, None) => Ok(Self { pod: None, path: path.unwrap_or(OWN).into() }),
+        match pod {
+            Some(pod) => Self::of_pod(pod, given),
+            None => Ok(Self { pod: None, path: given.flag("netns").unwrap_or(OWN).into() }),
         }
     }
 
     /// That of a pod, unless `--netns` names it.
     pub(super) fn of_pod(pod: Pod, given: &Given) -> Result<Self, InputError> {
-        let path = match given.flag("netns") {
-            Some(path) => path.into(),
-            None => find(&pod, given)?,
-        };
+        let path = path_of(&pod, given)?;
         Ok(Self { pod: Some(pod), path })
     }
 
@@ -50,14 +47,17 @@ impl Target {
 
 /// The one that `--netns` names, else that of the pod that `--pod` names; none without both, because a manifest may be of a pod that does not run.
 pub(super) fn named(given: &Given, pod: Option<&Pod>) -> Result<Option<PathBuf>, InputError> {
-    match (given.flag("netns"), given.flag("pod").and(pod)) {
-        (Some(path), _) => Ok(Some(path.into())),
-        (None, Some(pod)) => find(pod, given).map(Some),
-        (None, None) => Ok(None),
+    match given.flag("pod").and(pod) {
+        Some(pod) => path_of(pod, given).map(Some),
+        None => Ok(given.flag("netns").map(Into::into)),
     }
 }
 
-fn find(pod: &Pod, given: &Given) -> Result<PathBuf, InputError> {
+/// The one that `--netns` names, else that of a pod.
+fn path_of(pod: &Pod, given: &Given) -> Result<PathBuf, InputError> {
+    if let Some(path) = given.flag("netns") {
+        return Ok(path.into());
+    }
     if pod.host_network {
         return Err(InputError(vec![format!(
             "pod {} is on the host's network, and has no network namespace of its own",
