@@ -9,7 +9,7 @@ use netfilter_state::{
     state::IptablesTables,
 };
 use redirect_core::{Family, rule::Table};
-use redirect_core_fuzz::kernel::dumped;
+use redirect_core_fuzz::{kernel::dumped, of_mesh::of_mesh};
 
 fuzz_target!(|text: &str| {
     // The kernel ends names with a zero byte, so iptables-save prints none.
@@ -17,7 +17,7 @@ fuzz_target!(|text: &str| {
         return;
     }
     let Ok(state) = IptablesTables::saved(text) else { return };
-    let wanted = state.of_mesh();
+    let wanted = of_mesh(&state, &IptablesTables::new());
     let change = IptablesChange::back(&IptablesTables::new(), &wanted, &IptablesChange::default());
     for family in Family::BOTH {
         let nothing = Observed::at(1);

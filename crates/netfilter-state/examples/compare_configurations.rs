@@ -1,15 +1,15 @@
-//! What changes when one configuration takes the place of another: the steps a run would take, tried on a kernel in
-//! memory, and the rules that come and go.
+//! What changes when one configuration takes the place of another: the steps a run would take, and the rules that come and go.
 //!
 //! ```console
-//! $ cargo run --example compare_configurations --features model
+//! $ cargo run --example compare_configurations
 //! ```
 
 #![allow(clippy::print_stdout)] // what an example is for
 
 use netfilter_state::{
-    model::Kernel,
-    steps::{Goal, RulesIn},
+    routing::FoundRouting,
+    state::PerFamily,
+    steps::{Goal, Observation, RulesIn},
 };
 use redirect_core::{
     Families, Family, Redirect, RulePlan, Tproxy, options::Variant, rule::Table, values::PortRange,
@@ -22,11 +22,13 @@ fn main() -> Result<(), Box<dyn Error>> {
     let (before, after) = (before.plan(), after.plan());
 
     // Rules in the tables that iptables-nft shows.
-    let place = RulesIn::Iptables(Variant::Nft);
-    let mut kernel = Kernel::new();
-    kernel.run(&Goal::new(&before, place))?;
+    let in_force = Observation {
+        nft: PerFamily::each(|family| (&before.rules(family)).into()),
+        routing: FoundRouting::all_working(&before),
+        ..Observation::default()
+    };
     println!("steps:");
-    for step in kernel.run(&Goal::new(&after, place))? {
+    for step in Goal::new(&after, RulesIn::Iptables(Variant::Nft)).steps_from(&in_force) {
         println!("  {step}");
     }
 

@@ -24,8 +24,6 @@ pub mod differences;
 mod expressions;
 #[cfg(feature = "serde")]
 pub mod json;
-#[cfg(feature = "model")]
-pub mod model;
 pub mod netlink;
 mod parse;
 pub mod route_tables;

@@ -12,8 +12,6 @@
 
 mod batch;
 mod batch_error;
-#[cfg(feature = "model")]
-mod damage;
 mod hooks;
 mod iptables;
 pub mod kept;

@@ -172,14 +172,9 @@ impl IptablesTables {
     }
 
     /// Notes that a rule of a built-in chain carries this program's signature.
-    pub(crate) fn sign(&mut self, table: Table, chain: Chain, entry: Entry) {
+    #[doc(hidden)] // for the tests' model of a kernel
+    pub fn sign(&mut self, table: Table, chain: Chain, entry: Entry) {
         self.signed.entry(table).or_default().insert((chain, entry));
-    }
-
-    /// Whether a rule of a chain carries this program's signature.
-    #[cfg(feature = "model")]
-    pub(crate) fn is_signed(&self, table: Table, chain: &Chain, entry: &Entry) -> bool {
-        self.signed.get(&table).is_some_and(|signed| signed.contains(&(chain.clone(), entry.clone())))
     }
 
     /// The chains of a table, by name, each with its rules in order.
@@ -214,10 +209,8 @@ impl IptablesTables {
     /// Whether it has neither rules nor chains.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        Table::ALL
-            .iter()
-            .copied()
-            .all(|table| self.chains(table).all(|(chain, rules)| is_built_in(chain) && rules.is_empty()))
+        let holds = |(chain, rules): (&Chain, &[Entry])| !matches!(chain, Chain::Hook(_)) || !rules.is_empty();
+        !Table::ALL.iter().copied().any(|table| self.chains(table).any(holds))
     }
 
     /// Whether a table holds a chain of the mesh.
@@ -230,31 +223,6 @@ impl IptablesTables {
     #[must_use]
     pub fn is_redirected(&self) -> bool {
         Table::ALL.iter().copied().any(|table| self.has_mesh_chain(table))
-    }
-
-    /// The part of this state that is the mesh's: its chains, and its rules in built-in chains.
-    #[must_use]
-    pub fn of_mesh(&self) -> Self {
-        self.of_mesh_beside(&Self::new())
-    }
-
-    /// The same, while `wanted` is being put in force.
-    #[must_use]
-    pub fn of_mesh_beside(&self, wanted: &Self) -> Self {
-        let mut ours = Self::new();
-        for table in Table::ALL.iter().copied() {
-            for (chain, entries) in self.chains(table) {
-                let kept: Vec<Entry> = entries
-                    .iter()
-                    .filter(|entry| self.owns_beside(wanted, table, chain, entry))
-                    .cloned()
-                    .collect();
-                if chain.belongs_to_mesh() || !kept.is_empty() {
-                    *ours.declare(table, chain.clone()) = kept;
-                }
-            }
-        }
-        ours
     }
 
     /// Whether an entry of a chain is the mesh's.
@@ -401,10 +369,6 @@ fn marks_of(rule: &Rule) -> impl Iterator<Item = Mark> + '_ {
     asked.chain(given)
 }
 
-const fn is_built_in(chain: &Chain) -> bool {
-    matches!(chain, Chain::Hook(_))
-}
-
 /// What a rule of a plan in a built-in chain that is not a jump is about.
 enum Shape {
     /// An excluded interface.
@@ -538,11 +502,14 @@ mod tests {
     }
 
     #[test]
-    fn of_a_state_its_part_that_is_the_meshs_can_be_had() {
+    fn chains_of_the_mesh_and_jumps_to_them_are_the_meshs_and_no_others() {
         let mesh = ":ISTIO_OUTPUT - [0:0]\n-A ISTIO_OUTPUT -p tcp -j RETURN\n-A OUTPUT -j ISTIO_OUTPUT\n";
         let others = ":DOCKER - [0:0]\n-A DOCKER -p tcp -j RETURN\n-A PREROUTING -j DOCKER\n-A OUTPUT -p udp -j RETURN\n";
-        assert_eq!(nat(&[mesh, others].concat()).of_mesh(), nat(mesh));
-        assert!(nat(others).of_mesh().is_empty());
+        let state = nat(&[mesh, others].concat());
+        let rules = state.chains(Table::Nat).flat_map(|(chain, rules)| rules.iter().map(move |rule| (chain, rule)));
+        let owned = rules.filter(|(chain, rule)| state.owns(Table::Nat, chain, rule));
+        let owned: Vec<String> = owned.map(|(chain, rule)| format!("{chain} {rule}")).collect();
+        assert_eq!(owned, ["OUTPUT -j ISTIO_OUTPUT", "ISTIO_OUTPUT -p tcp -j RETURN"]);
     }
 
     #[test]

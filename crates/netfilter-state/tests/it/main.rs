@@ -10,6 +10,8 @@ mod generated;
 #[path = "../../../../redirect-core/tests/it/linked/mod.rs"]
 mod linked;
 mod model;
+mod model_kernel;
+mod of_mesh;
 mod properties;
 #[path = "../../../../redirect-core/tests/it/recorded/mod.rs"]
 mod recorded;

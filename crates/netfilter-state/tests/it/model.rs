@@ -2,11 +2,11 @@
 
 #![allow(clippy::unwrap_used)] // a panic is how a test fails
 
+use crate::model_kernel::{Kernel, Refusal, Tables, Writer};
 use netfilter_state::{
     change::{EditOp, IptablesChange, TableChange},
-    model::{Kernel, Refusal, Tables, Writer},
     routing::{FoundRouting, RoutingItem},
-    state::Entry,
+    state::{Entry, IptablesTables},
     steps::{self, Goal, RulesIn},
 };
 use redirect_core::{
@@ -174,7 +174,7 @@ fn damage(whole: &Kernel, plan: &RulePlan) -> Vec<(String, Kernel)> {
     damaged
 }
 
-fn places(state: &netfilter_state::state::IptablesTables) -> Vec<(Table, Chain, usize)> {
+fn places(state: &IptablesTables) -> Vec<(Table, Chain, usize)> {
     let mut places = Vec::new();
     for table in Table::ALL.iter().copied() {
         for (chain, rules) in state.chains(table) {
@@ -262,4 +262,132 @@ fn routing_is_added_once_and_removed_once() {
     kernel.take(&remove).unwrap();
     assert_eq!(kernel.take(&remove).unwrap_err().why, Refusal::NotThere);
     assert_eq!(kernel.take(&steps::Step::MarkForRemoval(address)).unwrap_err().why, Refusal::NotThere);
+}
+
+#[test]
+fn only_a_rule_that_is_there_is_deleted() {
+    let output = Chain::Hook(Hook::Output);
+    let mut tables = Tables::default();
+    for port in ["80", "443"] {
+        let rule = Entry::saved(&format!("-p tcp -m tcp --dport {port} -j RETURN"));
+        tables.insert(Table::Nat, output.clone(), 1, rule);
+    }
+    for number in [0, 3, 4] {
+        assert_eq!(tables.delete(Table::Nat, &output, number), None, "{number}");
+    }
+    let deleted = tables.delete(Table::Nat, &output, 2).map(|entry| format!("{entry}"));
+    assert_eq!(deleted.as_deref(), Some("-p tcp -m tcp --dport 80 -j RETURN"));
+    assert_eq!(tables.delete(Table::Nat, &output, 2), None);
+}
+#[test]
+fn a_step_does_what_it_says_or_is_refused_as_the_kernel_refuses_it() {
+    let (hook, own, other) = (
+        || Chain::Hook(Hook::Output),
+        || Chain::named("ISTIO_OUTPUT"),
+        || Chain::named("ISTIO_REDIRECT"),
+    );
+    let rule = |port: u16| Entry::saved(&format!("-p tcp -m tcp --dport {port} -j RETURN"));
+    let jump = || Entry::saved("-j ISTIO_OUTPUT");
+    let before = || {
+        let mut tables = Tables::new();
+        let steps = [
+            EditOp::DeclareEmpty(own()),
+            EditOp::DeclareEmpty(other()),
+            EditOp::Append(own(), rule(1)),
+            EditOp::Append(own(), rule(2)),
+            EditOp::Append(hook(), jump()),
+        ];
+        take_all(&mut tables, &steps).unwrap();
+        tables
+    };
+    let held =
+        |tables: &Tables, chain: &Chain| tables.rules(Table::Nat, chain).cloned().collect::<Vec<_>>();
+    assert_eq!(held(&before(), &own()), [rule(1), rule(2)]);
+    for (step, chain, rules) in [
+        (EditOp::DeclareEmpty(own()), own(), &[][..]),
+        (EditOp::Append(own(), rule(3)), own(), &[rule(1), rule(2), rule(3)]),
+        (EditOp::Insert(own(), 1, rule(3)), own(), &[rule(3), rule(1), rule(2)]),
+        (EditOp::Insert(own(), 3, rule(3)), own(), &[rule(1), rule(2), rule(3)]),
+        (EditOp::Insert(Chain::Hook(Hook::Input), 1, rule(3)), Chain::Hook(Hook::Input), &[rule(3)]),
+        (EditOp::Delete(own(), rule(2)), own(), &[rule(1)]),
+        (EditOp::Flush(own()), own(), &[]),
+        (EditOp::RemoveChain(other()), other(), &[]),
+    ] {
+        let mut after = before();
+        take_all(&mut after, std::slice::from_ref(&step)).unwrap();
+        assert_eq!(held(&after, &chain), rules, "{step:?}");
+        let gone = after.observe().chains(Table::Nat).all(|(name, _)| *name != other());
+        assert_eq!(gone, matches!(step, EditOp::RemoveChain(_)), "{step:?}");
+        // A chain that is declared again is the same one, empty; every other step makes a difference.
+        assert_ne!(after, before(), "{step:?}");
+    }
+    let mut free = before();
+    take_all(
+        &mut free,
+        &[EditOp::Flush(own()), EditOp::Delete(hook(), jump()), EditOp::RemoveChain(own())],
+    )
+    .unwrap();
+    let nowhere = || Chain::named("ISTIO_INBOUND");
+    for (step, why) in [
+        (EditOp::DeclareEmpty(hook()), Refusal::BuiltIn),
+        (EditOp::RemoveChain(hook()), Refusal::BuiltIn),
+        (EditOp::Append(nowhere(), rule(1)), Refusal::NoSuchChain),
+        (EditOp::Flush(nowhere()), Refusal::NoSuchChain),
+        (EditOp::RemoveChain(nowhere()), Refusal::NoSuchChain),
+        (EditOp::Append(own(), Entry::saved("-j ISTIO_INBOUND")), Refusal::NoTarget),
+        (EditOp::Insert(own(), 0, rule(3)), Refusal::NoSuchNumber),
+        (EditOp::Insert(own(), 4, rule(3)), Refusal::NoSuchNumber),
+        (EditOp::Delete(own(), rule(3)), Refusal::NoSuchRule),
+        (EditOp::RemoveChain(own()), Refusal::NotEmpty),
+    ] {
+        let mut after = before();
+        assert_eq!(take_all(&mut after, std::slice::from_ref(&step)), Err(why), "{step:?}");
+        assert_eq!(after, before(), "{step:?}");
+    }
+    let mut after = before();
+    assert_eq!(
+        take_all(&mut after, &[EditOp::Flush(own()), EditOp::RemoveChain(own())]),
+        Err(Refusal::InUse)
+    );
+    assert_eq!(after, before(), "wholly or not at all");
+}
+
+fn take_all(tables: &mut Tables, steps: &[EditOp]) -> Result<(), Refusal> {
+    let change =
+        IptablesChange { tables: [TableChange { table: Table::Nat, steps: steps.into() }].into() };
+    tables.apply(&change, Writer::Iptables).map_err(|refused| refused.why)
+}
+
+#[test]
+fn what_another_program_does_is_done() {
+    let own = Chain::named("ISTIO_OUTPUT");
+    let mut tables = Tables::new();
+    assert!(!tables.duplicate(Table::Nat, &own, 1));
+    tables.flush(Table::Nat, &own);
+    for (number, text) in [(1, "-j RETURN"), (9, "-j ACCEPT"), (0, "-j DROP")] {
+        tables.insert(Table::Nat, own.clone(), number, Entry::saved(text));
+    }
+    let texts =
+        |tables: &Tables| tables.rules(Table::Nat, &own).map(|one| format!("{one}")).collect::<Vec<_>>();
+    assert_eq!(texts(&tables), ["-j DROP", "-j RETURN", "-j ACCEPT"]);
+    assert!(!tables.duplicate(Table::Nat, &own, 0) && !tables.duplicate(Table::Nat, &own, 4));
+    assert!(tables.duplicate(Table::Nat, &own, 2));
+    assert_eq!(texts(&tables), ["-j DROP", "-j RETURN", "-j RETURN", "-j ACCEPT"]);
+    tables.flush(Table::Nat, &own);
+    assert!(texts(&tables).is_empty() && tables.observe().chains(Table::Nat).count() == 1);
+}
+
+#[test]
+fn only_netlink_signs_rules_and_only_those_of_built_in_chains() {
+    let (hook, own) = (Chain::Hook(Hook::Output), Chain::named("ISTIO_OUTPUT"));
+    // Of no shape by which one without a signature is known.
+    let rule = || Entry::saved("-p tcp -j RETURN");
+    let steps = [EditOp::DeclareEmpty(own.clone()), EditOp::Append(own, rule()), EditOp::Append(hook.clone(), rule())];
+    let change = IptablesChange { tables: [TableChange { table: Table::Nat, steps: steps.into() }].into() };
+    for (writer, is_signed) in [(Writer::Netlink, true), (Writer::Iptables, false)] {
+        let mut tables = Tables::new();
+        tables.apply(&change, writer).unwrap();
+        let state = tables.observe();
+        assert_eq!(state.owns_beside(&IptablesTables::new(), Table::Nat, &hook, &rule()), is_signed);
+    }
 }

@@ -3,9 +3,10 @@
 #![allow(clippy::unwrap_used)] // a panic is how a test fails
 
 use crate::generated::{settings, typed::builders};
+use crate::model_kernel::{Refused, Tables, Writer};
+use crate::of_mesh::of_mesh;
 use netfilter_state::{
     change::{IptablesChange, RuleDifference},
-    model::{Refused, Tables, Writer},
     netlink::{Batch, NativeState, Observed},
     state::{Entry, IptablesTables},
 };
@@ -146,7 +147,7 @@ fn kernel_with(before: &[Event], rules: &FamilyRules, after: &[Event], writer: W
 fn check(kernel: &Tables, wanted: &FamilyRules) -> Result<(), TestCaseError> {
     let observed = kernel.observe();
     let state = IptablesTables::from(wanted);
-    let ours = observed.of_mesh_beside(&state);
+    let ours = of_mesh(&observed, &state);
     prop_assert_eq!(Tables::holding(&ours), Tables::holding(&state));
     prop_assert_eq!(RuleDifference::all(&observed, wanted), []);
     for table in Table::ALL.iter().copied() {

@@ -5,9 +5,9 @@
 #[path = "../../src/steps/in_force.rs"]
 mod in_force;
 
+use crate::model_kernel::Kernel;
 use in_force::in_force;
 use netfilter_state::{
-    model::Kernel,
     netlink::NativeState,
     routing::{FoundRouting, RoutingChange},
     state::PerFamily,

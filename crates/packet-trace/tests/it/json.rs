@@ -3,11 +3,11 @@
 #![allow(clippy::unwrap_used)] // a panic is how a test fails
 
 use crate::generated::settings;
+use crate::model_kernel::{Kernel, Tables};
 use crate::recorded::fixtures;
 use jsonschema::Validator;
 use netfilter_state::{
     differences::{Difference, Differences},
-    model::{Kernel, Tables},
     netlink::{NativeDifference, NativeDifferenceKind},
     routing::FoundRouting,
     state::{Entry, IptablesTables},

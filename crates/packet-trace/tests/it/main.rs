@@ -9,6 +9,8 @@ mod generated;
 mod json;
 #[path = "../../../../redirect-core/tests/it/linked/mod.rs"]
 mod linked;
+#[path = "../../../netfilter-state/tests/it/model_kernel/mod.rs"]
+mod model_kernel;
 #[path = "../../../../redirect-core/tests/it/recorded/mod.rs"]
 mod recorded;
 #[path = "../../../../redirect-core/tests/it/running/mod.rs"]

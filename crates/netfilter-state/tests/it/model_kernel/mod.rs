@@ -1,48 +1,18 @@
-//! A network namespace in memory, to test against (feature `model`).
+//! A network namespace in memory, to test against.
 //!
 //! [`Kernel`] takes the steps that [`Goal::steps_from`] plans, refuses what Linux would refuse, is read back as the
-//! [`Observation`] that a real run makes, and can be damaged: rules deleted, other programs' rules inserted, routing lost. A program
-//! that applies plans can so be tested without root and without a network namespace.
-//!
-//! ```
-//! use netfilter_state::{
-//!     model::Kernel,
-//!     steps::{Goal, RulesIn},
-//! };
-//! use redirect_core::{
-//!     Family,
-//!     options::Variant,
-//!     pod::{Decision, PodFacts},
-//!     rule::{Hook, Table},
-//!     settings::NamespaceFacts,
-//! };
-//!
-//! let addresses = ["10.1.0.2".parse().unwrap()];
-//! let pod = PodFacts::sidecar([("sidecar.istio.io/interceptionMode", "TPROXY")]);
-//! let Ok(Decision::Redirect(redirect)) = pod.decide(&NamespaceFacts::new(&addresses)) else { panic!("no sidecar") };
-//! let plan = redirect.plan();
-//! let goal = Goal::new(&plan, RulesIn::Iptables(Variant::Nft));
-//!
-//! let mut kernel = Kernel::new();
-//! assert!(!kernel.run(&goal)?.is_empty());
-//! assert!(kernel.run(&goal)?.is_empty(), "a second run has nothing to do");
-//!
-//! // Another program flushes a chain, and the policy routing goes.
-//! kernel.tables_mut(Variant::Nft, Family::V4).flush(Table::Mangle, &Hook::Prerouting.into());
-//! kernel.lose_routing();
-//! assert!(!kernel.run(&goal)?.is_empty(), "the next run repairs both");
-//! assert!(kernel.run(&goal)?.is_empty());
-//! # Ok::<(), netfilter_state::model::Refused>(())
-//! ```
+//! [`Observation`] that a real run makes, and can be damaged: rules deleted, other programs' rules inserted, routing lost.
 //!
 //! What it does not do: it sends no packets, has no sets besides those of native rules, and knows no chains but those of
 //! iptables' tables and of the mesh's native ones. It takes native rules as they are wanted and never refuses one.
 
+#![allow(clippy::unwrap_used, dead_code)] // a panic is how a test fails; not every package uses everything
+
 mod tables;
 
-use crate::{
+use netfilter_state::{
     change::IptablesChange,
-    netlink::NativeState,
+    netlink::{Batch, Messages, NativeState, Observed, Part},
     routing::{FoundRouting, RoutingItem, TakingBack},
     state::{IptablesTables, PerFamily},
     steps::{Goal, Inverse, Observation, Step, Transaction},
@@ -50,8 +20,10 @@ use crate::{
 use redirect_core::{
     Family,
     options::Variant,
+    plan::DataPlane,
     rule::{Chain, Table},
 };
+use std::fmt;
 
 pub use tables::{Refusal, Tables, Writer};
 
@@ -67,9 +39,7 @@ pub struct Kernel {
 }
 
 /// A step that the kernel refuses; nothing of it has happened, but for the tables before `what` of a [`Step::Restore`].
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{what}: {why}")]
-#[non_exhaustive]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refused {
     /// Which part of the step: a table with its family, or what is added or removed.
     pub what: String,
@@ -77,15 +47,19 @@ pub struct Refused {
     pub why: Refusal,
 }
 
+impl fmt::Display for Refused {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {:?}", self.what, self.why)
+    }
+}
+
 impl Kernel {
     /// A namespace without any rules.
-    #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
     /// A namespace that holds what was observed somewhere.
-    #[must_use]
     pub fn holding(observed: &Observation) -> Self {
         let both =
             |found: &PerFamily<IptablesTables>| PerFamily::each(|family| Tables::holding(found.of(family)));
@@ -98,7 +72,6 @@ impl Kernel {
     }
 
     /// What a run finds when it looks.
-    #[must_use]
     pub fn observe(&self) -> Observation {
         let both = |both: &PerFamily<Tables>| PerFamily::each(|family| both.of(family).observe());
         Observation {
@@ -161,7 +134,6 @@ impl Kernel {
     }
 
     /// The tables of a variant of iptables and a family.
-    #[must_use]
     pub const fn tables(&self, variant: Variant, family: Family) -> &Tables {
         match variant {
             Variant::Legacy => self.legacy.of(family),
@@ -178,18 +150,32 @@ impl Kernel {
     }
 
     /// The native tables.
-    #[must_use]
     pub const fn native(&self) -> &NativeState {
         &self.native
     }
 
-    /// Deletes a rule of a native table, by its number in the chain, counted from 1; whether it was there.
+    /// Deletes a sidecar's rule of a native table, by its number in the chain, counted from 1; whether it was there.
     pub fn delete_native_rule(&mut self, table: Table, chain: &Chain, number: usize) -> bool {
-        self.native.delete_rule(table, chain, number)
+        let (nothing, whole) = (Observed::default(), std::mem::take(&mut self.native));
+        let mut batch = Batch::new(&nothing);
+        batch.native_change(nothing.native(), &whole);
+        let batch = batch.finish().unwrap();
+        let place = (DataPlane::Sidecar.nft_table(table), chain.nft_name());
+        let mut met = 0;
+        for message in Messages::new(batch.bytes()) {
+            let is_of_chain = matches!(
+                batch.part(message.sequence),
+                Some(Part::NativeRule { table, chain, .. }) if (*table, *chain) == (place.0, &*place.1)
+            );
+            met += usize::from(is_of_chain);
+            if !(is_of_chain && met == number) {
+                self.native.take(&message);
+            }
+        }
+        (1..=met).contains(&number)
     }
 
     /// Policy rules, routes and addresses, of any owner.
-    #[must_use]
     pub fn routing(&self) -> &[FoundRouting] {
         &self.routing
     }
@@ -240,9 +226,7 @@ impl Kernel {
 
     fn replace_routing(&mut self, found: &FoundRouting, with: FoundRouting) -> Result<(), Refused> {
         let place = self.place_of(found)?;
-        if let Some(one) = self.routing.get_mut(place) {
-            *one = with;
-        }
+        self.routing[place] = with;
         Ok(())
     }
 
