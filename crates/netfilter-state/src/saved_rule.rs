@@ -1,7 +1,7 @@
 //! One rule in the words of iptables-save, as packets meet it.
 
 use crate::ruleset::{
-    Condition, Endpoint, KernelRule, Selector, StateBits, Statement, marked, owned_by, target_named,
+    Condition, CopiedMark, Endpoint, KernelRule, Selector, StateBits, Statement, owned_by, target_named,
 };
 use redirect_core::{
     rule::{Equality, Match, Protocol},
@@ -149,11 +149,11 @@ fn condition(module: &str, word: &str, not: bool, values: &[String]) -> Option<C
             Some(Condition::Local(Equality { value: Endpoint::Destination, not }))
         }
         ("mark", "--mark") => {
-            let (value, mask) = bits(value?)?;
+            let (mask, value) = bits(value?)?;
             Some(Condition::MarkBits { mask, is: Equality { value, not } })
         }
         ("connmark", "--mark") => {
-            let (value, mask) = bits(value?)?;
+            let (mask, value) = bits(value?)?;
             Some(Condition::ConnMarkBits { mask, is: Equality { value, not } })
         }
         _ => None,
@@ -217,15 +217,15 @@ fn tcp_flags(mask: &str, set: &str, not: bool) -> Option<Condition> {
     Some(Condition::TcpFlags { mask: bits(mask)?, is: Equality { value: bits(set)?, not } })
 }
 
-/// `VALUE` or `VALUE/MASK`, in hexadecimal digits.
+/// `VALUE` or `VALUE/MASK`, in hexadecimal digits; the mask comes first.
 fn bits(text: &str) -> Option<(u32, u32)> {
     let number = |text: &str| match text.strip_prefix("0x") {
         Some(digits) => u32::from_str_radix(digits, 16).ok(),
         None => text.parse().ok(),
     };
     match text.split_once('/') {
-        Some((value, mask)) => Some((number(value)?, number(mask)?)),
-        None => Some((number(text)?, u32::MAX)),
+        Some((value, mask)) => Some((number(mask)?, number(value)?)),
+        None => Some((u32::MAX, number(text)?)),
     }
 }
 
@@ -239,11 +239,11 @@ fn statement(word: &str, target: &str, options: &[String]) -> Statement {
         "CT" if has(options, "--zone") => option("--zone")
             .and_then(|zone| zone.parse().ok())
             .map_or_else(|| Statement::Harmless("-j CT".into()), Statement::Zone),
-        "MARK" => marked(option("--set-xmark").and_then(bits)),
+        "MARK" => Statement::SetMark(option("--set-xmark").and_then(bits)),
         "CONNMARK" => connection_marked(options),
         "REDIRECT" => match option("--to-ports").and_then(|port| port.parse().ok()) {
-            None if options.is_empty() => Statement::RedirectHere,
-            Some(port) if options.len() == 2 => Statement::Redirect(port),
+            None if options.is_empty() => Statement::Redirect(None),
+            port @ Some(_) if options.len() == 2 => Statement::Redirect(port),
             _ => Statement::Translate(target.to_owned()),
         },
         "TPROXY" if option("--on-ip").is_some_and(|ip| !is_unspecified(ip)) => {
@@ -251,7 +251,7 @@ fn statement(word: &str, target: &str, options: &[String]) -> Statement {
         }
         "TPROXY" => Statement::Tproxy {
             port: option("--on-port").and_then(|port| port.parse().ok()).filter(|port| *port != 0),
-            mark: option("--tproxy-mark").and_then(bits).map(|(value, mask)| (mask, value)),
+            mark: option("--tproxy-mark").and_then(bits),
             ends: true,
         },
         name => target_named(name).unwrap_or_else(|| Statement::Jump(name.to_owned())),
@@ -273,21 +273,19 @@ fn connection_marked(options: &[String]) -> Statement {
     let is_shifted = has("--left-shift-mark") || has("--right-shift-mark");
     // A whole mask may be printed, and so may none; `--mask` is both of them.
     let mask_of = |name: &str| match option(options, name).or_else(|| option(options, "--mask")) {
-        Some(text) => bits(text).map(|(value, _)| value),
+        Some(text) => bits(text).map(|(_, value)| value),
         None => Some(u32::MAX),
     };
     let masks = mask_of("--nfmask").zip(mask_of("--ctmask")).filter(|_| !is_shifted);
     let set = option(options, "--set-xmark").and_then(bits);
     match (set, masks) {
-        (Some((value, mask)), Some(_)) => Statement::SetConnMark { mask, value },
-        (None, Some((u32::MAX, u32::MAX))) if has("--restore-mark") => Statement::RestoreMark,
+        (Some((mask, value)), Some(_)) => Statement::SetConnMark { mask, value },
         (None, Some((cleared, mask))) if has("--restore-mark") => {
-            Statement::RestoreMarkBits { cleared, mask, flip: 0 }
+            Statement::RestoreMark(CopiedMark { cleared, mask, flip: 0 })
         }
         (None, None) if has("--restore-mark") => Statement::SetMark(None),
-        (None, Some((u32::MAX, u32::MAX))) if has("--save-mark") => Statement::SaveMark,
         (None, Some((mask, cleared))) if has("--save-mark") => {
-            Statement::SaveMarkBits { cleared, mask, flip: 0 }
+            Statement::SaveMark(CopiedMark { cleared, mask, flip: 0 })
         }
         _ => Statement::Unknown("-j CONNMARK".into()),
     }

@@ -2,7 +2,7 @@
 
 use super::set::{Set, SetRelation, masked};
 use ipnet::IpNet;
-use netfilter_state::ruleset::name_bytes;
+use netfilter_state::ruleset::{CopiedMark, name_bytes};
 use redirect_core::{
     rule::Protocol,
     values::{Family, InterfaceName},
@@ -178,16 +178,21 @@ impl MarkNow {
         Self { of: Field::Mark, cleared: u32::MAX, flipped: 0, unknown: true }
     }
 
+    /// Some bits cleared, and then those of the value flipped.
     pub(super) const fn changed(self, mask: u32, value: u32) -> Self {
+        if mask == u32::MAX {
+            return Self::is(value);
+        }
         Self { cleared: self.cleared | mask, flipped: (self.flipped & !mask) ^ value, ..self }
     }
 
-    /// Some bits cleared, and then these bits of another mark flipped, if it is known.
-    pub(super) const fn joined(self, cleared: u32, other: Option<u32>) -> Self {
-        match other {
-            Some(other) => self.changed(cleared, other),
-            None => Self::unknown(),
+    /// With another mark copied to it.
+    pub(super) fn with_copied(self, from: Self, copied: CopiedMark, packets: &Packets) -> Self {
+        if copied == CopiedMark::WHOLE {
+            return from;
         }
+        let value = from.value(packets).map(|from| from & copied.mask ^ copied.flip);
+        value.map_or_else(Self::unknown, |value| self.changed(copied.cleared, value))
     }
 
     /// Whether it is what the packets had, in some bits.

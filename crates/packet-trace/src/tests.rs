@@ -365,8 +365,8 @@ fn with_table_of<const N: usize>(chains: [(&str, ChainState); N]) -> TraceRules 
 
 #[test]
 fn of_two_base_chains_that_translate_the_first_does() {
-    assert_eq!(beside(-99, true, Statement::Redirect(9)), to_proxy(Listener::Outbound, 15001, true));
-    assert_eq!(beside(-101, true, Statement::Redirect(9)), Fate::Redirected { port: 9 });
+    assert_eq!(beside(-99, true, Statement::Redirect(Some(9))), to_proxy(Listener::Outbound, 15001, true));
+    assert_eq!(beside(-101, true, Statement::Redirect(Some(9))), Fate::Redirected { port: 9 });
 }
 
 #[test]

@@ -8,7 +8,7 @@ use super::{
     wire::Attributes,
     xt,
 };
-use crate::ruleset::{Condition, Sets, Statement};
+use crate::ruleset::{Condition, CopiedMark, Sets, Statement};
 use redirect_core::{
     rule::{Chain, Direction, Equality, Match, Rule, Target, TcpFlags, Tracked},
     values::{Family, Mark, MaskedMark, Port},
@@ -174,10 +174,10 @@ pub(crate) fn done(statements: &[Statement]) -> Option<Option<Target>> {
             Target::Tproxy { port: Port::new(*port)?, mark: Mark::new(*mark)? }
         }
         [Statement::Zone(zone)] => Target::ConntrackZone(*zone),
-        [Statement::Redirect(port)] => Target::Redirect(Port::new(*port)?),
-        [Statement::SetMark(Some(mark))] => Target::SetMark(Mark::new(*mark)?),
-        [Statement::SaveMark] => Target::SaveMark,
-        [Statement::RestoreMark] => Target::RestoreMark,
+        [Statement::Redirect(Some(port))] => Target::Redirect(Port::new(*port)?),
+        [Statement::SetMark(Some((u32::MAX, mark)))] => Target::SetMark(Mark::new(*mark)?),
+        [Statement::SaveMark(CopiedMark::WHOLE)] => Target::SaveMark,
+        [Statement::RestoreMark(CopiedMark::WHOLE)] => Target::RestoreMark,
         [Statement::SetConnMark { mask, value }] => Target::SetConnMark(MaskedMark::new(*value, *mask)?),
         _ => return None,
     }))

@@ -13,7 +13,7 @@ use super::{
     wire::{Attribute, Attributes, number},
 };
 use crate::ruleset::{
-    Condition, Counter, Endpoint, KernelRule, Selector, SetLookup, Sets, Statement, VerdictMap,
+    Condition, CopiedMark, Counter, Endpoint, KernelRule, Selector, SetLookup, Sets, Statement, VerdictMap,
 };
 use comparisons::{FIRST_HEADER, compared, ranged};
 pub(crate) use comparisons::{address, interface, prefix_of, protocol};
@@ -215,8 +215,7 @@ impl<'a, 's> Reader<'a, 's> {
                 let statement = stored(field, from);
                 // These know themselves what becomes of a packet without a connection.
                 let keeps_bits = matches!(statement, Statement::SetConnMark { mask, .. } if mask != u32::MAX);
-                let restores =
-                    matches!(statement, Statement::RestoreMark | Statement::RestoreMarkBits { .. });
+                let restores = matches!(statement, Statement::RestoreMark(_));
                 if keeps_bits || restores {
                     self.lacking.retain(|(origin, _)| *origin != Origin::Field(Field::Ct(ct::MARK)));
                 }
@@ -334,11 +333,11 @@ impl<'a, 's> Reader<'a, 's> {
 
     fn redirected(&self, first: Option<u32>, last: Option<u32>) -> Statement {
         if first.is_none() {
-            return Statement::RedirectHere;
+            return Statement::Redirect(None);
         }
         let [first, last] = [first, last.or(first)].map(|port| port.and_then(|port| self.port_in(port)));
         match first {
-            Some(port) if first == last => Statement::Redirect(port),
+            Some(port) if first == last => Statement::Redirect(Some(port)),
             Some(_) | None => Statement::Translate("REDIRECT".to_owned()),
         }
     }
@@ -475,19 +474,10 @@ impl<'a, 's> Reader<'a, 's> {
 
 /// Whether a field is another one behind a statement: every one, if what the statement does is not known.
 const fn is_changed(field: Field, statement: &Statement) -> bool {
-    if matches!(
-        statement,
-        Statement::SetMark(_)
-            | Statement::SetMarkBits { .. }
-            | Statement::RestoreMark
-            | Statement::RestoreMarkBits { .. }
-    ) {
+    if matches!(statement, Statement::SetMark(_) | Statement::RestoreMark(_)) {
         return matches!(field, Field::Meta(meta::MARK));
     }
-    if matches!(
-        statement,
-        Statement::SaveMark | Statement::SaveMarkBits { .. } | Statement::SetConnMark { .. }
-    ) {
+    if matches!(statement, Statement::SaveMark(_) | Statement::SetConnMark { .. }) {
         return matches!(field, Field::Ct(ct::MARK));
     }
     if matches!(statement, Statement::Untrack | Statement::Zone(_)) {
@@ -596,28 +586,18 @@ fn header_written(data: Attributes<'_>) -> Statement {
 
 /// What storing something in a field does.
 fn stored(field: Field, from: Option<Loaded<'_>>) -> Statement {
-    let loaded = from.and_then(|from| from.field());
     let bytes = from.and_then(|from| from.value());
-    let value = bytes.and_then(number);
-    // Of another field than its own, some bits: `meta mark set ct mark & 0xff`.
-    let part = |of: Field| changed(of, from).map(|(cleared, flip)| (u32::MAX, !cleared, flip));
-    match (field, part(Field::Ct(ct::MARK)), part(Field::Meta(meta::MARK))) {
-        (Field::Meta(meta::MARK), Some((cleared, mask, flip)), _) if loaded.is_none() => {
-            return Statement::RestoreMarkBits { cleared, mask, flip };
-        }
-        (Field::Ct(ct::MARK), _, Some((cleared, mask, flip))) if loaded.is_none() => {
-            return Statement::SaveMarkBits { cleared, mask, flip };
-        }
-        _ => {}
-    }
-    match (field, loaded, value) {
-        (Field::Meta(meta::MARK), Some(Field::Ct(ct::MARK)), _) => Statement::RestoreMark,
-        (Field::Meta(meta::MARK), _, Some(value)) => Statement::SetMark(Some(value)),
-        (Field::Meta(meta::MARK), _, None) => changed(field, from)
-            .map_or(Statement::SetMark(None), |(mask, value)| Statement::SetMarkBits { mask, value }),
-        (Field::Ct(ct::MARK), Some(Field::Meta(meta::MARK)), _) => Statement::SaveMark,
-        (Field::Ct(ct::MARK), _, Some(value)) => Statement::SetConnMark { mask: u32::MAX, value },
-        (Field::Ct(ct::MARK), _, None) => match changed(field, from) {
+    // A value, or the field itself with other bits.
+    let set = bytes.and_then(number).map(|value| (u32::MAX, value)).or_else(|| changed(field, from));
+    // Another field, or some bits of it: `meta mark set ct mark & 0xff`.
+    let copied = |of: Field| {
+        changed(of, from).map(|(rest, flip)| CopiedMark { cleared: u32::MAX, mask: !rest, flip })
+    };
+    match (field, copied(Field::Ct(ct::MARK)), copied(Field::Meta(meta::MARK))) {
+        (Field::Meta(meta::MARK), Some(copied), _) => Statement::RestoreMark(copied),
+        (Field::Meta(meta::MARK), None, _) => Statement::SetMark(set),
+        (Field::Ct(ct::MARK), _, Some(copied)) => Statement::SaveMark(copied),
+        (Field::Ct(ct::MARK), _, None) => match set {
             Some((mask, value)) => Statement::SetConnMark { mask, value },
             None => Statement::Unknown(format!("{} set", field_name(field))),
         },

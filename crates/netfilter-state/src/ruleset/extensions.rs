@@ -15,15 +15,6 @@ pub fn owned_by(selector: Selector, (first, last): (u32, u32), not: bool) -> Con
     Condition::Plain(if selector == Selector::User { Match::OwnerUid(is) } else { Match::OwnerGid(is) })
 }
 
-/// `-j MARK` with this value and mask; what it does is not known without.
-pub const fn marked(bits: Option<(u32, u32)>) -> Statement {
-    match bits {
-        Some((value, u32::MAX)) => Statement::SetMark(Some(value)),
-        Some((value, mask)) => Statement::SetMarkBits { mask, value },
-        None => Statement::SetMark(None),
-    }
-}
-
 /// What a target of x_tables does; `None` for any other name, which is a chain's, or of an extension that is not known.
 pub fn target_named(name: &str) -> Option<Statement> {
     Some(match name {

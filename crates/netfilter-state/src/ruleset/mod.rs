@@ -9,7 +9,7 @@ mod sets;
 
 #[doc(hidden)] // for netns-apply, which reads legacy tables
 pub use extensions::built_in;
-pub(crate) use extensions::{marked, owned_by, target_named};
+pub(crate) use extensions::{owned_by, target_named};
 pub use hooks::{HookEntry, HookList, HookOwner};
 pub use lookup::{Selector, SetLookup, VerdictMap};
 pub use names::Plain;
@@ -292,10 +292,8 @@ pub enum Statement {
     Jump(String),
     /// To another chain, and back to where this one was called from.
     Goto(String),
-    /// The destination is translated to this port of the pod.
-    Redirect(u16),
-    /// The destination is translated to the pod; its port stays.
-    RedirectHere,
+    /// The destination is translated to this port of the pod, or to the port that it has.
+    Redirect(Option<u16>),
     /// The destination is translated; the name says how (DNAT, REDIRECT with several ports).
     Translate(String),
     /// The source is translated, which ends the chain.
@@ -312,38 +310,12 @@ pub enum Statement {
     },
     /// Connection tracking passes the packet over, and address translation with it.
     Untrack,
-    /// The packet's mark is set; none where the value is not known.
-    SetMark(Option<u32>),
-    /// These bits of the packet's mark are cleared, and then those of the value flipped.
-    SetMarkBits {
-        /// What is cleared.
-        mask: u32,
-        /// What is flipped.
-        value: u32,
-    },
+    /// Bits of the packet's mark are cleared, and then those of a value flipped; none where they are not known.
+    SetMark(Option<(u32, u32)>),
     /// The packet gets the connection's mark.
-    RestoreMark,
-    /// These bits of the packet's mark are cleared; then it is combined (exclusive or) with some bits of the connection's mark and
-    /// with a value.
-    RestoreMarkBits {
-        /// What is cleared of the packet's mark.
-        cleared: u32,
-        /// What counts of the connection's.
-        mask: u32,
-        /// The value.
-        flip: u32,
-    },
+    RestoreMark(CopiedMark),
     /// The connection gets the packet's mark.
-    SaveMark,
-    /// The other way round.
-    SaveMarkBits {
-        /// What is cleared of the connection's mark.
-        cleared: u32,
-        /// What counts of the packet's.
-        mask: u32,
-        /// The value.
-        flip: u32,
-    },
+    SaveMark(CopiedMark),
     /// These bits of the connection's mark are cleared, and then those of the value flipped.
     SetConnMark {
         /// What is cleared.
@@ -373,6 +345,23 @@ pub enum Statement {
     Unknown(String),
 }
 
+/// How a mark is copied to another: bits of that are cleared; then it is combined (exclusive or) with some bits of the first and with a
+/// value.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CopiedMark {
+    /// What is cleared of the mark that changes.
+    pub cleared: u32,
+    /// What counts of the other.
+    pub mask: u32,
+    /// The value.
+    pub flip: u32,
+}
+
+impl CopiedMark {
+    /// As a whole.
+    pub const WHOLE: Self = Self { cleared: u32::MAX, mask: u32::MAX, flip: 0 };
+}
+
 /// What a rule of a plan does.
 impl From<&Target> for Statement {
     fn from(target: &Target) -> Self {
@@ -381,13 +370,13 @@ impl From<&Target> for Statement {
             Target::Drop => Self::Drop,
             Target::Return => Self::Return,
             Target::Jump(chain) => Self::Jump(chain.name().into()),
-            Target::Redirect(port) => Self::Redirect(port.number()),
+            Target::Redirect(port) => Self::Redirect(Some(port.number())),
             Target::Tproxy { port, mark } => {
                 Self::Tproxy { port: Some(port.number()), mark: Some((u32::MAX, mark.value())), ends: true }
             }
-            Target::SetMark(mark) => Self::SetMark(Some(mark.value())),
-            Target::SaveMark => Self::SaveMark,
-            Target::RestoreMark => Self::RestoreMark,
+            Target::SetMark(mark) => Self::SetMark(Some((u32::MAX, mark.value()))),
+            Target::SaveMark => Self::SaveMark(CopiedMark::WHOLE),
+            Target::RestoreMark => Self::RestoreMark(CopiedMark::WHOLE),
             Target::SetConnMark(mark) => Self::SetConnMark { mask: mark.mask(), value: mark.value() },
             Target::ConntrackZone(zone) => Self::Zone(*zone),
         }
@@ -534,8 +523,8 @@ impl fmt::Display for Statement {
             Self::Return => f.write_str("-j RETURN"),
             Self::Jump(chain) => write!(f, "-j {}", Plain(chain)),
             Self::Goto(chain) => write!(f, "-g {}", Plain(chain)),
-            Self::Redirect(port) => write!(f, "-j REDIRECT --to-ports {port}"),
-            Self::RedirectHere => f.write_str("-j REDIRECT"),
+            Self::Redirect(Some(port)) => write!(f, "-j REDIRECT --to-ports {port}"),
+            Self::Redirect(None) => f.write_str("-j REDIRECT"),
             Self::Translate(name) | Self::TranslateSource(name) => write!(f, "-j {}", Plain(name)),
             Self::Tproxy { port, mark, ends: _ } => {
                 f.write_str("-j TPROXY")?;
@@ -543,21 +532,21 @@ impl fmt::Display for Statement {
                 mark.map_or(Ok(()), |(mask, value)| write!(f, " --tproxy-mark {value:#x}/{mask:#x}"))
             }
             Self::Untrack => f.write_str("-j NOTRACK"),
-            Self::SetMark(Some(mark)) => write!(f, "-j MARK --set-mark {mark:#x}"),
+            Self::SetMark(Some((u32::MAX, mark))) => write!(f, "-j MARK --set-mark {mark:#x}"),
+            Self::SetMark(Some((mask, value))) => write!(f, "-j MARK --set-xmark {value:#x}/{mask:#x}"),
             Self::SetMark(None) => f.write_str("-j MARK"),
-            Self::SetMarkBits { mask, value } => write!(f, "-j MARK --set-xmark {value:#x}/{mask:#x}"),
-            Self::RestoreMark => f.write_str("-j CONNMARK --restore-mark"),
-            Self::RestoreMarkBits { cleared, mask, flip: 0 } => {
+            Self::RestoreMark(CopiedMark::WHOLE) => f.write_str("-j CONNMARK --restore-mark"),
+            Self::RestoreMark(CopiedMark { cleared, mask, flip: 0 }) => {
                 write!(f, "-j CONNMARK --restore-mark --nfmask {cleared:#x} --ctmask {mask:#x}")
             }
-            Self::RestoreMarkBits { cleared: _, mask, flip } => {
+            Self::RestoreMark(CopiedMark { cleared: _, mask, flip }) => {
                 write!(f, "meta mark set ct mark & {mask:#x} ^ {flip:#x}")
             }
-            Self::SaveMark => f.write_str("-j CONNMARK --save-mark"),
-            Self::SaveMarkBits { cleared, mask, flip: 0 } => {
+            Self::SaveMark(CopiedMark::WHOLE) => f.write_str("-j CONNMARK --save-mark"),
+            Self::SaveMark(CopiedMark { cleared, mask, flip: 0 }) => {
                 write!(f, "-j CONNMARK --save-mark --nfmask {mask:#x} --ctmask {cleared:#x}")
             }
-            Self::SaveMarkBits { cleared: _, mask, flip } => {
+            Self::SaveMark(CopiedMark { cleared: _, mask, flip }) => {
                 write!(f, "ct mark set meta mark & {mask:#x} ^ {flip:#x}")
             }
             Self::SetConnMark { mask, value } => write!(f, "-j CONNMARK --set-xmark {value:#x}/{mask:#x}"),

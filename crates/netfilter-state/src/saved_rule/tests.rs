@@ -5,8 +5,8 @@ use super::*;
 #[test]
 fn only_one_port_and_nothing_else_is_a_redirection_to_that_port() {
     let does = |options: &str| statement("-j", "REDIRECT", &words(options));
-    assert_eq!(does("--to-ports 15001"), Statement::Redirect(15001));
-    assert_eq!(does(""), Statement::RedirectHere);
+    assert_eq!(does("--to-ports 15001"), Statement::Redirect(Some(15001)));
+    assert_eq!(does(""), Statement::Redirect(None));
     for options in ["--to-ports 15001 --random", "--random --to-ports 15001", "--to-ports 15001-15002"] {
         assert_eq!(does(options), Statement::Translate("REDIRECT".into()), "{options}");
     }
@@ -66,19 +66,19 @@ fn what_stands_between_quotation_marks_is_one_word() {
 fn marks_that_are_saved_or_restored_in_part_are_not_taken_for_whole_ones() {
     let unknown = || Statement::Unknown("-j CONNMARK".into());
     for (options, does) in [
-        ("--save-mark", Statement::SaveMark),
-        ("--save-mark --nfmask 0xffffffff --ctmask 0xffffffff", Statement::SaveMark),
-        ("--save-mark --mask 0xff", Statement::SaveMarkBits { cleared: 0xff, mask: 0xff, flip: 0 }),
+        ("--save-mark", Statement::SaveMark(CopiedMark::WHOLE)),
+        ("--save-mark --nfmask 0xffffffff --ctmask 0xffffffff", Statement::SaveMark(CopiedMark::WHOLE)),
+        ("--save-mark --mask 0xff", Statement::SaveMark(CopiedMark { cleared: 0xff, mask: 0xff, flip: 0 })),
         (
             "--save-mark --nfmask 0xffffffff --ctmask 0xff",
-            Statement::SaveMarkBits { cleared: 0xff, mask: u32::MAX, flip: 0 },
+            Statement::SaveMark(CopiedMark { cleared: 0xff, mask: u32::MAX, flip: 0 }),
         ),
         ("--save-mark --left-shift-mark 2", unknown()),
-        ("--restore-mark", Statement::RestoreMark),
-        ("--restore-mark --nfmask 0xffffffff --ctmask 0xffffffff", Statement::RestoreMark),
+        ("--restore-mark", Statement::RestoreMark(CopiedMark::WHOLE)),
+        ("--restore-mark --nfmask 0xffffffff --ctmask 0xffffffff", Statement::RestoreMark(CopiedMark::WHOLE)),
         (
             "--restore-mark --nfmask 0xff --ctmask 0xffffffff",
-            Statement::RestoreMarkBits { cleared: 0xff, mask: u32::MAX, flip: 0 },
+            Statement::RestoreMark(CopiedMark { cleared: 0xff, mask: u32::MAX, flip: 0 }),
         ),
         ("--restore-mark --right-shift-mark 2", Statement::SetMark(None)),
         ("--set-xmark 0x7/0xff", Statement::SetConnMark { mask: 0xff, value: 7 }),

@@ -381,7 +381,7 @@ impl Judge<'_> {
             return false;
         };
         matches!(self.wanted.fate, Fate::Proxy { port: wanted, rewritten: true, .. } if wanted == port)
-            && self.does(rule, |one| matches!(one, Statement::Redirect(_)))
+            && self.does(rule, |one| matches!(one, Statement::Redirect(Some(_))))
     }
 
     /// Whether they come from outside and from the very address that they go to.

@@ -141,7 +141,7 @@ fn wherever_a_plans_rules_are_what_is_in_their_way_is_found() {
     others.0.tables = tables;
     let addresses: [IpAddr; 2] = ["10.1.0.2".parse().unwrap(), "fd00::2".parse().unwrap()];
     let pod = Pod { addresses: &addresses, interfaces: &["eth0".into()], ..Pod::default() };
-    for statement in [Statement::Drop, Statement::Accept, Statement::Redirect(7), Statement::Untrack] {
+    for statement in [Statement::Drop, Statement::Accept, Statement::Redirect(Some(7)), Statement::Untrack] {
         let rule = KernelRule { statements: [statement].into(), ..KernelRule::default() };
         for ((name, plan), (_, bases)) in dumps::plans().iter().zip(&PLACES) {
             let found = |in_force: &HookedRules| {

@@ -208,7 +208,7 @@ fn ends(rule: &WalkedRule) -> bool {
             | Statement::Return
             | Statement::Drop
             | Statement::Reject
-            | Statement::Redirect(_)]
+            | Statement::Redirect(Some(_))]
     )
 }
 

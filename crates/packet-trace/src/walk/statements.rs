@@ -188,8 +188,7 @@ impl<'a> Walk<'a> {
             }
             Statement::Drop => self.ends(Fate::Dropped),
             Statement::Reject => self.ends(Fate::Rejected),
-            Statement::Redirect(port) => self.redirect(Some(*port))?,
-            Statement::RedirectHere => self.redirect(None)?,
+            Statement::Redirect(port) => self.redirect(*port)?,
             Statement::Translate(_) if self.now.handed_over.is_some() => self.breaks(),
             Statement::Translate(_) => self.ends(Fate::Translated),
             // Without a listener, nftables go on with the next rule, and iptables drop the packet.
@@ -214,34 +213,25 @@ impl<'a> Walk<'a> {
                 }
                 Then::Statement
             }
-            Statement::SetMark(Some(mark)) => self.set_mark(MarkNow::is(*mark)),
+            Statement::SetMark(Some((mask, value))) => self.set_mark(self.now.mark.changed(*mask, *value)),
             Statement::SetMark(None) => self.set_mark(MarkNow::unknown()),
-            Statement::SetMarkBits { mask, value } => self.set_mark(self.now.mark.changed(*mask, *value)),
-            Statement::RestoreMark => match self.entry()? {
-                Entry::None => Then::Rule,
-                Entry::Template => self.set_mark(MarkNow::is(0)),
-                Entry::Own => self.set_mark(self.now.connection_mark),
-            },
-            Statement::RestoreMarkBits { cleared, mask, flip } => {
-                let other = match self.entry()? {
+            Statement::RestoreMark(copied) => {
+                let from = match self.entry()? {
                     Entry::None => return Ok(Then::Rule),
-                    Entry::Template => Some(0),
-                    Entry::Own => self.now.connection_mark.value(&self.now.packets),
+                    Entry::Template => MarkNow::is(0),
+                    Entry::Own => self.now.connection_mark,
                 };
-                self.set_mark(self.now.mark.joined(*cleared, other.map(|other| other & mask ^ flip)))
+                self.set_mark(self.now.mark.with_copied(from, *copied, &self.now.packets))
             }
-            Statement::SaveMarkBits { cleared, mask, flip } => match self.entry()? {
+            Statement::SaveMark(copied) => match self.entry()? {
                 Entry::None | Entry::Template => Then::Statement,
                 Entry::Own => {
-                    let other = self.told_mark()?.value(&self.now.packets).map(|other| other & mask ^ flip);
-                    self.set_connection_mark(self.now.connection_mark.joined(*cleared, other))
-                }
-            },
-            Statement::SaveMark => match self.entry()? {
-                Entry::None | Entry::Template => Then::Statement,
-                Entry::Own => {
-                    let mark = self.told_mark()?;
-                    self.set_connection_mark(mark)
+                    let from = self.told_mark()?;
+                    self.set_connection_mark(self.now.connection_mark.with_copied(
+                        from,
+                        *copied,
+                        &self.now.packets,
+                    ))
                 }
             },
             Statement::SetConnMark { mask, value } => match self.entry()? {

@@ -6,7 +6,9 @@ use super::{
     },
     LOCAL_TYPE,
 };
-use crate::ruleset::{Condition, Endpoint, Selector, StateBits, Statement, marked, owned_by, target_named};
+use crate::ruleset::{
+    Condition, CopiedMark, Endpoint, Selector, StateBits, Statement, owned_by, target_named,
+};
 use redirect_core::{rule::Equality, values::Family};
 
 /// `XT_CT_NOTRACK`.
@@ -125,11 +127,9 @@ fn connection_marked(revision: u32, info: &[u8]) -> Option<Statement> {
     let is_shifted = revision != 1 && info.get(12..14)? != [0, 0];
     Some(match mode {
         SET_MARK if !is_shifted => Statement::SetConnMark { mask, value },
-        RESTORE_MARK if (mask, from, is_shifted) == (u32::MAX, u32::MAX, false) => Statement::RestoreMark,
-        RESTORE_MARK if !is_shifted => Statement::RestoreMarkBits { cleared: from, mask, flip: 0 },
+        RESTORE_MARK if !is_shifted => Statement::RestoreMark(CopiedMark { cleared: from, mask, flip: 0 }),
         RESTORE_MARK => Statement::SetMark(None),
-        SAVE_MARK if (mask, from, is_shifted) == (u32::MAX, u32::MAX, false) => Statement::SaveMark,
-        SAVE_MARK if !is_shifted => Statement::SaveMarkBits { cleared: mask, mask: from, flip: 0 },
+        SAVE_MARK if !is_shifted => Statement::SaveMark(CopiedMark { cleared: mask, mask: from, flip: 0 }),
         _ => Statement::Unknown("-j CONNMARK".to_owned()),
     })
 }
@@ -149,13 +149,13 @@ pub(crate) fn extension_target(name: &str, revision: u32, info: &[u8]) -> Option
             Some(Statement::Untrack)
         }
         // The mask comes behind the value.
-        ("MARK", 2) => Some(marked(xt::read_u32(info, 0).zip(xt::read_u32(info, 4)))),
+        ("MARK", 2) => Some(Statement::SetMark(xt::read_u32(info, 4).zip(xt::read_u32(info, 0)))),
         ("CONNMARK", 1 | 2) => connection_marked(revision, info),
         // Without a map, packets are kept in a set, which no condition is understood to ask (xt_set).
         ("SET", 0..=2) => Some(Statement::Harmless("-j SET".to_owned())),
         ("SET", 3) if info.get(8..10) == Some(&NO_SET) => Some(Statement::Harmless("-j SET".to_owned())),
         ("TPROXY", 0 | 1) => handed_over(revision, info).or_else(|| target_named(name)),
-        ("REDIRECT", 0) if xt::redirects_here(info) => Some(Statement::RedirectHere),
+        ("REDIRECT", 0) if xt::redirects_here(info) => Some(Statement::Redirect(None)),
         ("REDIRECT" | "CT", _) => {
             let families = [Family::V4, Family::V6].into_iter();
             let plain = families.filter_map(|family| xt::decode_target(name, revision, info, family)).next();
@@ -283,12 +283,12 @@ mod tests {
         assert_eq!((first(0, [7, 0xff, ALL]), second(0, [7, 0xff, ALL], [0, 0])), (set.clone(), set));
         assert_eq!(second(0, [7, 0xff, ALL], [1, 0]), Some(unknown()), "shifted to the other side");
         assert_eq!(second(0, [7, 0xff, ALL], [0, 3]), Some(unknown()), "shifted by three");
-        let saved = |ct: u32, nf: u32| Statement::SaveMarkBits { cleared: ct, mask: nf, flip: 0 };
-        let restored = |ct: u32, nf: u32| Statement::RestoreMarkBits { cleared: nf, mask: ct, flip: 0 };
+        let saved = |ct: u32, nf: u32| Statement::SaveMark(CopiedMark { cleared: ct, mask: nf, flip: 0 });
+        let restored = |ct: u32, nf: u32| Statement::RestoreMark(CopiedMark { cleared: nf, mask: ct, flip: 0 });
         type Part<'a> = &'a dyn Fn(u32, u32) -> Statement;
         let modes: [(u8, Statement, Part<'_>, Statement); 2] = [
-            (1, Statement::SaveMark, &saved, unknown()),
-            (2, Statement::RestoreMark, &restored, Statement::SetMark(None)),
+            (1, Statement::SaveMark(CopiedMark::WHOLE), &saved, unknown()),
+            (2, Statement::RestoreMark(CopiedMark::WHOLE), &restored, Statement::SetMark(None)),
         ];
         for (mode, whole, part, shifted) in modes {
             assert_eq!(first(mode, [0, ALL, ALL]), Some(whole.clone()));
@@ -344,6 +344,7 @@ mod tests {
         }
         assert_eq!(extension_target("CT", 2, &info(0, 2)), Some(Statement::Zone(2)));
         assert_eq!(extension_target("CT", 2, &info(8, 2)), target_named("CT"), "of one direction");
-        assert_eq!(extension_target("MARK", 2, &words(&[5, 0xff])), Some(marked(Some((5, 0xff)))));
+        let set = Some(Statement::SetMark(Some((0xff, 5))));
+        assert_eq!(extension_target("MARK", 2, &words(&[5, 0xff])), set);
     }
 }
