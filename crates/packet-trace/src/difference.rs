@@ -8,11 +8,7 @@ use super::{
     walk::{self, WalkInput, Work},
 };
 use redirect_core::{plan::RulePlan, rule::Protocol, settings::Source, values::Family};
-use std::{
-    collections::BTreeMap,
-    fmt,
-    net::{IpAddr, SocketAddr},
-};
+use std::{collections::BTreeMap, fmt, net::SocketAddr};
 
 /// Packets that two plans treat differently.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -149,46 +145,12 @@ impl Region {
         all.filter(|one| self.packets.get(Field::Protocol).contains(one.number().into())).collect()
     }
 
-    /// The first and last addresses of the ranges they come from; `None` for anywhere.
-    #[must_use]
-    pub fn sources(&self) -> Option<Vec<(IpAddr, IpAddr)>> {
-        self.addresses(Field::Source)
-    }
-
-    /// Likewise, where they go.
-    #[must_use]
-    pub fn destinations(&self) -> Option<Vec<(IpAddr, IpAddr)>> {
-        self.addresses(Field::Destination)
-    }
-
-    /// The first and last of the ranges of ports they come from; `None` for any.
-    #[must_use]
-    pub fn source_ports(&self) -> Option<Vec<(u16, u16)>> {
-        self.numbers(Field::SourcePort)
-    }
-
-    /// Likewise, of the ports they go to.
+    /// The first and last of the ranges of ports they go to; `None` for any.
     #[must_use]
     pub fn ports(&self) -> Option<Vec<(u16, u16)>> {
-        self.numbers(Field::Port)
-    }
-
-    /// The first and last of the ranges of users who send them; `None` for any.
-    #[must_use]
-    pub fn users(&self) -> Option<Vec<(u32, u32)>> {
-        self.numbers(Field::User)
-    }
-
-    /// Likewise, of groups.
-    #[must_use]
-    pub fn groups(&self) -> Option<Vec<(u32, u32)>> {
-        self.numbers(Field::Group)
-    }
-
-    /// Likewise, of TCP's flags.
-    #[must_use]
-    pub fn flags(&self) -> Option<Vec<(u8, u8)>> {
-        self.numbers(Field::Flags)
+        let port = |number: u128| u16::try_from(number).ok();
+        let ranges = self.limited(Field::Port)?.ranges().iter();
+        ranges.map(|(first, last)| Some((port(*first)?, port(*last)?))).collect()
     }
 
     /// What connection tracking says about them.
@@ -201,19 +163,7 @@ impl Region {
             ConnectionState::Reply,
             ConnectionState::Invalid,
         ];
-        all.into_iter().filter(|state| self.packets.get(Field::State).contains(state.number())).collect()
-    }
-
-    /// Likewise, of marks that they have at first.
-    #[must_use]
-    pub fn marks(&self) -> Option<Vec<(u32, u32)>> {
-        self.numbers(Field::Mark)
-    }
-
-    /// Likewise, of marks of their connection.
-    #[must_use]
-    pub fn connection_marks(&self) -> Option<Vec<(u32, u32)>> {
-        self.numbers(Field::ConnMark)
+        all.into_iter().filter(|state| self.packets.get(Field::State).contains(*state as u128)).collect()
     }
 
     /// By which interfaces they come in or go out, in words: `lo`, `not lo`, `eth0`, `veth+`.
@@ -294,19 +244,8 @@ impl Region {
         all.into_iter().flatten().collect()
     }
 
-    fn addresses(&self, field: Field) -> Option<Vec<(IpAddr, IpAddr)>> {
-        let family = self.packets.family;
-        let ranges = self.limited(field)?.ranges().iter();
-        Some(ranges.map(|(first, last)| (family.address(*first), family.address(*last))).collect())
-    }
-
-    fn numbers<T: TryFrom<u128>>(&self, field: Field) -> Option<Vec<(T, T)>> {
-        let ranges = self.limited(field)?.ranges().iter();
-        ranges.map(|(first, last)| Some((T::try_from(*first).ok()?, T::try_from(*last).ok()?))).collect()
-    }
-
     /// The values of a field, where it has not all.
-    fn limited(&self, field: Field) -> Option<&Set> {
+    pub(crate) fn limited(&self, field: Field) -> Option<&Set> {
         let (set, most) = (self.packets.get(field), field.most(self.packets.family));
         (*set != Set::range(0, most)).then_some(set)
     }
@@ -318,10 +257,7 @@ impl Region {
         name: &str,
         one: impl Fn(u128) -> String,
     ) -> Option<String> {
-        let set = self.limited(field)?;
-        let rest = set.complement(field.most(self.packets.family));
-        // The shorter description.
-        let (set, not) = if rest.ranges().len() < set.ranges().len() { (&rest, "not ") } else { (set, "") };
+        let (set, not) = shorter(self.limited(field)?, field.most(self.packets.family));
         let ranges = set.ranges().iter().map(|(first, last)| {
             if first == last { one(*first) } else { format!("{}-{}", one(*first), one(*last)) }
         });
@@ -332,18 +268,22 @@ impl Region {
     }
 }
 
+/// The shorter description of a set of numbers up to `most`: its values, or all others.
+fn shorter(set: &Set, most: u128) -> (Set, &'static str) {
+    let rest = set.complement(most);
+    if rest.ranges().len() < set.ranges().len() { (rest, "not ") } else { (set.clone(), "") }
+}
+
 fn interfaces(set: &Set) -> String {
     let name = |(first, last): &(u128, u128)| {
         let name = interface_name(*first);
         if first == last { name } else { format!("{name}+") }
     };
-    let all = Set::range(0, u128::MAX);
-    let rest = all.without(set);
-    if rest.is_empty() {
+    if *set == Set::range(0, u128::MAX) {
         return String::from("any");
     }
     // A range between the names in rules is described as not those names.
-    let (set, not) = if rest.ranges().len() < set.ranges().len() { (&rest, "not ") } else { (set, "") };
+    let (set, not) = shorter(set, u128::MAX);
     let names: Vec<String> = set.ranges().iter().map(name).collect();
     format!("{not}{}", names.join(", "))
 }
@@ -576,43 +516,29 @@ mod tests {
         assert!(!region(false, &[]).is_local());
         assert_eq!(any.protocols(), [Protocol::Tcp, Protocol::Udp]);
         assert_eq!(any.states().len(), 5);
-        let told = |region: &Region| {
-            let address = |ranges: Option<Vec<(IpAddr, IpAddr)>>| {
-                ranges
-                    .map(|all| all.iter().map(|(first, last)| format!("{first} {last}")).collect::<Vec<_>>())
+        let said = |region: &Region| serde_json::to_value(region).unwrap();
+        let of_any = said(&any);
+        for (field, name) in [
+            (Field::Source, "sources"),
+            (Field::Destination, "destinations"),
+            (Field::SourcePort, "sourcePorts"),
+            (Field::Port, "ports"),
+            (Field::User, "users"),
+            (Field::Group, "groups"),
+            (Field::Flags, "flags"),
+            (Field::Mark, "marks"),
+            (Field::ConnMark, "connectionMarks"),
+        ] {
+            assert_eq!(of_any.get(name), None);
+            let mut limited = of_any.clone();
+            limited[name] = if matches!(field, Field::Source | Field::Destination) {
+                serde_json::json!([{ "first": "0.0.0.5", "last": "0.0.0.7" }])
+            } else {
+                serde_json::json!([{ "first": 5, "last": 7 }])
             };
-            format!(
-                "{:?} {:?} {:?} {:?} {:?} {:?} {:?} {:?} {:?}",
-                address(region.sources()),
-                address(region.destinations()),
-                region.source_ports(),
-                region.ports(),
-                region.users(),
-                region.groups(),
-                region.flags(),
-                region.marks(),
-                region.connection_marks(),
-            )
-        };
-        let all = "None None None None None None None None None";
-        assert_eq!(told(&any), all);
-        let fields = [
-            Field::Source,
-            Field::Destination,
-            Field::SourcePort,
-            Field::Port,
-            Field::User,
-            Field::Group,
-            Field::Flags,
-            Field::Mark,
-            Field::ConnMark,
-        ];
-        for (index, field) in fields.into_iter().enumerate() {
-            let said = if index < 2 { r#"Some(["0.0.0.5 0.0.0.7"])"# } else { "Some([(5, 7)])" };
-            let mut words: Vec<&str> = all.split(' ').collect();
-            words[index] = said;
-            assert_eq!(told(&region(true, &[(field, 5, 7)])), words.join(" "));
+            assert_eq!(said(&region(true, &[(field, 5, 7)])), limited);
         }
+        assert_eq!((any.ports(), region(true, &[(Field::Port, 5, 7)]).ports()), (None, Some(vec![(5, 7)])));
         let udp = Protocol::Udp.number().into();
         assert_eq!(region(true, &[(Field::Protocol, udp, udp)]).protocols(), [Protocol::Udp]);
         let replies = region(true, &[(Field::State, state::REPLY, state::REPLY)]);

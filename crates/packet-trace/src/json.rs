@@ -4,7 +4,8 @@ use netfilter_state::ruleset::Plain;
 use redirect_core::json::VERSION;
 use serde::{Serialize, Serializer, ser::SerializeMap};
 
-use crate::{Difference, Interface, Region, Trace, Unknown};
+use crate::{Difference, Interface, Region, Trace, Unknown, packets::Field};
+use std::net::IpAddr;
 
 /// An interface that is not known has no name to write.
 pub(crate) const fn is_elsewhere(interface: &Interface) -> bool {
@@ -67,23 +68,33 @@ impl Serialize for Difference {
     }
 }
 
-/// Values that lie next to each other.
+/// A value of a field.
 #[derive(Serialize)]
-struct Range<T> {
-    first: T,
-    last: T,
+#[serde(untagged)]
+enum Value {
+    Address(IpAddr),
+    Number(u32),
 }
 
-/// Writes a field of a region; one that is missing may have any value.
-fn ranges<M: SerializeMap, T: Serialize>(
-    region: &mut M,
-    name: &str,
-    ranges: Option<Vec<(T, T)>>,
-) -> Result<(), M::Error> {
-    let Some(ranges) = ranges else { return Ok(()) };
-    let ranges = ranges.into_iter().map(|(first, last)| Range { first, last });
-    region.serialize_entry(name, &ranges.collect::<Vec<_>>())
+/// Values that lie next to each other.
+#[derive(Serialize)]
+struct Range {
+    first: Value,
+    last: Value,
 }
+
+/// Fields with ranges of values, and their names.
+const RANGES: [(&str, Field); 9] = [
+    ("sources", Field::Source),
+    ("sourcePorts", Field::SourcePort),
+    ("destinations", Field::Destination),
+    ("ports", Field::Port),
+    ("users", Field::User),
+    ("groups", Field::Group),
+    ("flags", Field::Flags),
+    ("marks", Field::Mark),
+    ("connectionMarks", Field::ConnMark),
+];
 
 impl Serialize for Region {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
@@ -92,15 +103,20 @@ impl Serialize for Region {
         region.serialize_entry("sender", if self.is_local() { "pod" } else { "outside" })?;
         region.serialize_entry("protocols", &self.protocols())?;
         region.serialize_entry("interfaces", &self.interfaces())?;
-        ranges(&mut region, "sources", self.sources())?;
-        ranges(&mut region, "sourcePorts", self.source_ports())?;
-        ranges(&mut region, "destinations", self.destinations())?;
-        ranges(&mut region, "ports", self.ports())?;
-        ranges(&mut region, "users", self.users())?;
-        ranges(&mut region, "groups", self.groups())?;
-        ranges(&mut region, "flags", self.flags())?;
-        ranges(&mut region, "marks", self.marks())?;
-        ranges(&mut region, "connectionMarks", self.connection_marks())?;
+        for (name, field) in RANGES {
+            // One that is missing may have any value.
+            let Some(set) = self.limited(field) else { continue };
+            let value = |number: u128| {
+                if matches!(field, Field::Source | Field::Destination) {
+                    Value::Address(self.family().address(number))
+                } else {
+                    Value::Number(u32::try_from(number).unwrap_or(u32::MAX))
+                }
+            };
+            let ranges =
+                set.ranges().iter().map(|(first, last)| Range { first: value(*first), last: value(*last) });
+            region.serialize_entry(name, &ranges.collect::<Vec<_>>())?;
+        }
         region.serialize_entry("states", &self.states())?;
         region.end()
     }

@@ -115,19 +115,6 @@ pub enum ConnectionState {
     Invalid,
 }
 
-impl ConnectionState {
-    const fn number(self) -> u128 {
-        use packets::state;
-        match self {
-            Self::New => state::NEW,
-            Self::Related => state::RELATED,
-            Self::Established => state::ESTABLISHED,
-            Self::Reply => state::REPLY,
-            Self::Invalid => state::INVALID,
-        }
-    }
-}
-
 /// The connection of a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize), serde(rename_all = "camelCase"))]
@@ -251,7 +238,7 @@ impl Packet {
                 packets.set(Field::Interface, lo.complement(u128::MAX));
             }
         }
-        packets.set_one(Field::State, self.connection.state.number());
+        packets.set_one(Field::State, self.connection.state as u8);
         packets.set_one(Field::Flags, self.flags);
         packets.set_one(Field::Mark, self.mark);
         packets.set_one(Field::ConnMark, self.connection.mark);

@@ -62,12 +62,14 @@ impl Field {
 
 /// States of connection tracking, as numbers of a field.
 pub(super) mod state {
-    pub(in super::super) const NEW: u128 = 0;
-    pub(in super::super) const RELATED: u128 = 1;
-    pub(in super::super) const ESTABLISHED: u128 = 2;
-    pub(in super::super) const REPLY: u128 = 3;
-    pub(in super::super) const INVALID: u128 = 4;
-    pub(in super::super) const UNTRACKED: u128 = 5;
+    use crate::ConnectionState;
+
+    pub(in super::super) const NEW: u128 = ConnectionState::New as u128;
+    pub(in super::super) const RELATED: u128 = ConnectionState::Related as u128;
+    pub(in super::super) const ESTABLISHED: u128 = ConnectionState::Established as u128;
+    pub(in super::super) const REPLY: u128 = ConnectionState::Reply as u128;
+    pub(in super::super) const INVALID: u128 = ConnectionState::Invalid as u128;
+    pub(in super::super) const UNTRACKED: u128 = INVALID + 1;
     pub(super) const MOST: u128 = UNTRACKED;
 }
 

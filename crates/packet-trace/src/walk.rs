@@ -328,6 +328,12 @@ struct Call {
     gone_by: Option<ChainRule>,
 }
 
+impl Call {
+    const fn to(chain: usize) -> Self {
+        Self { chain, rule: 0, count: 1, step: None, gone_by: None }
+    }
+}
+
 #[derive(Debug, Clone)]
 struct Walk<'a> {
     rules: &'a TraceRules,

@@ -5,7 +5,7 @@ use crate::{Fate, Packet, TraceRules};
 use netfilter_state::state::PerFamily;
 use redirect_core::{
     RulePlan,
-    rule::{Equality, Match, Protocol},
+    rule::{Match, Protocol},
     values::Family,
 };
 use std::net::{IpAddr, SocketAddr};
@@ -57,9 +57,10 @@ impl Captures {
     #[must_use]
     pub fn of(plan: &RulePlan) -> Self {
         let rules = PerFamily::each(|family| TraceRules::of_plan(plan, family));
-        let groups =
-            constants(plan, |condition| if let Match::OwnerGid(is) = condition { Some(is) } else { None });
-        Self { rules, groups: groups.collect() }
+        let conditions = plan.planned_rules().iter().flat_map(|planned| &planned.rule().matches);
+        let group =
+            |condition: &Match| if let Match::OwnerGid(is) = condition { Some(is.value) } else { None };
+        Self { rules, groups: conditions.filter_map(group).collect() }
     }
 
     /// Whether it captures a connection in a pod. If the kernel does not report its opener, it counts as captured if it would be for
@@ -119,14 +120,6 @@ impl Pod<'_> {
     pub fn owns(&self, address: &IpAddr) -> bool {
         address.is_loopback() || self.addresses.contains(address)
     }
-}
-
-fn constants<'a>(
-    plan: &'a RulePlan,
-    of: impl Fn(&'a Match) -> Option<&'a Equality<u32>> + 'a,
-) -> impl Iterator<Item = u32> + 'a {
-    let conditions = plan.planned_rules().iter().flat_map(|planned| &planned.rule().matches);
-    conditions.filter_map(move |condition| of(condition).map(|is| is.value))
 }
 
 #[cfg(test)]

@@ -54,7 +54,7 @@ impl Test {
             Condition::MarkBits { mask, is } => Self::Bits(Field::Mark, is.value, *mask, is.not),
             Condition::ConnMarkBits { mask, is } => Self::Bits(Field::ConnMark, is.value, *mask, is.not),
             // Inverted, it is the other direction: a packet without a connection has none.
-            Condition::IsReply(is) => Self::of_entry(of_direction(is.value != is.not)),
+            Condition::IsReply(is_reply) => Self::of_entry(of_direction(*is_reply)),
             Condition::TcpFlags { mask, is } => {
                 Self::is(Field::Flags, is, |value| of_flags(|flags| flags & mask == *value), family)
             }
@@ -128,27 +128,10 @@ impl Test {
         each.map(|(selector, range)| Self::of_ranges(*selector, &[*range], false, family)).collect()
     }
 
-    /// The field of packets that a selector is about, if it names one alone.
+    /// The field of packets that a selector is about, if it is about no more than that.
     pub(super) fn field_of(selector: Selector, family: Family) -> Option<Field> {
-        match selector {
-            Selector::Source(of) if of == family => Some(Field::Source),
-            Selector::Destination(of) if of == family => Some(Field::Destination),
-            Selector::SourcePort => Some(Field::SourcePort),
-            Selector::DestinationPort => Some(Field::Port),
-            Selector::Protocol => Some(Field::Protocol),
-            Selector::Source(_)
-            | Selector::Destination(_)
-            | Selector::Family
-            | Selector::InInterface
-            | Selector::OutInterface
-            | Selector::User
-            | Selector::Group
-            | Selector::Mark
-            | Selector::ConnMark
-            | Selector::State
-            | Selector::Direction
-            | Selector::TcpFlags => None,
-        }
+        let Self::In(field, _) = Self::of_ranges(selector, &[], false, family) else { return None };
+        (field != Field::State).then_some(field)
     }
 
     /// Whether a selector has one of these values.

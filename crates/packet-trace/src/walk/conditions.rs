@@ -17,25 +17,13 @@ impl Walk<'_> {
         let Test::AnyOf(alternatives, not) = test else { return said(self.holds(test)) };
         let mut found = Some(false);
         for alternative in alternatives {
-            match self.all_hold(alternative)? {
+            match all_of(alternative.iter().map(|test| self.asked(test)))? {
                 Some(true) => return Ok(Some(!not)),
                 Some(false) => {}
                 None => found = None,
             }
         }
         Ok(found.map(|found| found != *not))
-    }
-
-    fn all_hold(&self, tests: &[Test]) -> Result<Option<bool>, Split> {
-        let mut all = Some(true);
-        for test in tests {
-            match self.asked(test)? {
-                Some(true) => {}
-                Some(false) => return Ok(Some(false)),
-                None => all = None,
-            }
-        }
-        Ok(all)
     }
 
     pub(super) fn holds(&self, test: &Test) -> FieldMatch {
@@ -182,11 +170,32 @@ impl Walk<'_> {
         holds: FieldMatch,
         unknown: impl FnOnce() -> Unknown,
     ) -> Result<bool, Split> {
-        match said(holds)? {
-            Some(holds) => Ok(holds),
-            None => self.assume(unknown),
+        self.settle(said(holds)?, unknown)
+    }
+
+    /// The answer, or what is assumed where it is unknown.
+    pub(super) fn settle(
+        &mut self,
+        holds: Option<bool>,
+        unknown: impl FnOnce() -> Unknown,
+    ) -> Result<bool, Split> {
+        holds.map_or_else(|| self.assume(unknown), Ok)
+    }
+}
+
+/// Whether all of these hold; none where that is unknown.
+pub(super) fn all_of(
+    answers: impl IntoIterator<Item = Result<Option<bool>, Split>>,
+) -> Result<Option<bool>, Split> {
+    let mut all = Some(true);
+    for answer in answers {
+        match answer? {
+            Some(true) => {}
+            Some(false) => return Ok(Some(false)),
+            None => all = None,
         }
     }
+    Ok(all)
 }
 
 /// What is known of a field.

@@ -57,8 +57,7 @@ impl Walk<'_> {
         self.note(|_| TraceEvent::Chain { place: place(chain, None), priority: base.priority });
         (self.now.mark_before, self.now.destination_before) = (self.now.mark, self.now.destination);
         (self.now.in_base, self.now.base_rule) = (Some(index), None);
-        self.now.calls.clear();
-        self.now.calls.push(Call { chain: index, rule: 0, count: 1, step: None, gone_by: None });
+        self.now.calls = [Call::to(index)].into();
         self.now.point = Point::Rule;
         Ok(None)
     }

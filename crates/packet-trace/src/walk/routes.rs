@@ -12,7 +12,7 @@ use super::{
         set::Set,
     },
     Cause, Interface, Split, Unknown, Walk, WalkInput,
-    conditions::said,
+    conditions::{all_of, said},
 };
 use redirect_core::{rule::Protocol, values::Family};
 use std::collections::BTreeSet;
@@ -130,10 +130,7 @@ impl<'a> Walk<'a> {
                 Some(Fate::Broken)
             }
             RouteEnd::Out(_) | RouteEnd::Lost => Some(self.is_lost(SOURCE_NOT_LOCAL)),
-            RouteEnd::Unknown | RouteEnd::Next => {
-                self.now.causes.last = Some(Cause::Route(SOURCE_NOT_LOCAL));
-                Some(Fate::Unknown)
-            }
+            RouteEnd::Unknown | RouteEnd::Next => Some(self.is_uncertain(SOURCE_NOT_LOCAL)),
         })
     }
 
@@ -184,10 +181,7 @@ impl<'a> Walk<'a> {
                 None
             }
             RouteEnd::Lost => Some(self.is_lost(words)),
-            RouteEnd::Unknown | RouteEnd::Next => {
-                self.now.causes.last = Some(Cause::Route(words));
-                Some(Fate::Unknown)
-            }
+            RouteEnd::Unknown | RouteEnd::Next => Some(self.is_uncertain(words)),
         })
     }
 
@@ -206,10 +200,7 @@ impl<'a> Walk<'a> {
         Ok(match leads {
             RouteEnd::Local => None,
             RouteEnd::Out(_) | RouteEnd::Lost => Some(self.is_lost(words)),
-            RouteEnd::Unknown | RouteEnd::Next => {
-                self.now.causes.last = Some(Cause::Route(words));
-                Some(Fate::Unknown)
-            }
+            RouteEnd::Unknown | RouteEnd::Next => Some(self.is_uncertain(words)),
         })
     }
 
@@ -325,13 +316,8 @@ impl<'a> Walk<'a> {
     ) -> Result<Option<&'a RouteStep>, Split> {
         for step in routes.of_table(table, longer_than) {
             self.spent = self.spent.saturating_add(1);
-            let is_about = said(self.is_bound_for(&step.to, lookup))?;
             let words = || words_of(Some(routes), routes.number(rule, Some(step))).unwrap_or_default();
-            let is_about = match is_about {
-                Some(is_about) => is_about,
-                None => self.assume(|| Unknown::Route(words()))?,
-            };
-            if is_about {
+            if self.decide(self.is_bound_for(&step.to, lookup), || Unknown::Route(words()))? {
                 return Ok(Some(step));
             }
         }
@@ -340,17 +326,7 @@ impl<'a> Walk<'a> {
 
     /// Whether a policy rule takes the packet; none where that is not known.
     fn takes(&self, rule: &RouteRule, lookup: Lookup) -> Result<Option<bool>, Split> {
-        let mut all = Some(true);
-        for test in &rule.tests {
-            match self.fulfils(test, lookup)? {
-                Some(true) => {}
-                Some(false) => {
-                    all = Some(false);
-                    break;
-                }
-                None => all = None,
-            }
-        }
+        let all = all_of(rule.tests.iter().map(|test| self.fulfils(test, lookup)))?;
         Ok(all.map(|all| all != rule.not))
     }
 
@@ -384,6 +360,12 @@ impl<'a> Walk<'a> {
     /// Whether it goes to one of these addresses, or an answer to it would.
     fn is_bound_for(&self, set: &Set, lookup: Lookup) -> FieldMatch {
         self.has(if lookup == Lookup::Source { Field::Source } else { Field::Destination }, set)
+    }
+
+    /// Where it goes is not known, for the reason in these words.
+    const fn is_uncertain(&mut self, words: usize) -> Fate {
+        self.now.causes.last = Some(Cause::Route(words));
+        Fate::Unknown
     }
 
     /// It goes no farther, for the reason in these words.

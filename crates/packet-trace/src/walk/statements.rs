@@ -53,10 +53,8 @@ impl<'a> Walk<'a> {
                 None => Then::Rule,
             },
             Some((Statement::If(condition), Next::If(test))) => {
-                let holds = match self.asked(test)? {
-                    Some(holds) => holds,
-                    None => self.assume(|| Unknown::Rule(condition.to_string()))?,
-                };
+                let holds = self.asked(test)?;
+                let holds = self.settle(holds, || Unknown::Rule(condition.to_string()))?;
                 if holds { Then::Statement } else { Then::Rule }
             }
             Some((statement, Next::To(to))) => self.statement(statement, Some(*to))?,
@@ -74,13 +72,7 @@ impl<'a> Walk<'a> {
             Then::Rule => self.goes_on(),
             Then::Jump(to) => match to.filter(|_| self.now.calls.len() <= DEEPEST) {
                 Some(chain) => {
-                    self.now.calls.push(Call {
-                        chain,
-                        rule: 0,
-                        count: 1,
-                        step: self.rule_step,
-                        gone_by: None,
-                    });
+                    self.now.calls.push(Call { step: self.rule_step, ..Call::to(chain) });
                     self.now.point = Point::Rule;
                 }
                 None => self.goes_on(),
@@ -92,7 +84,7 @@ impl<'a> Walk<'a> {
                 match (to, self.now.calls.last_mut()) {
                     (Some(chain), Some(call)) => {
                         let gone_by = if is_base { call.gone_by.or(by) } else { None };
-                        *call = Call { chain, rule: 0, count: 1, step, gone_by };
+                        *call = Call { step, gone_by, ..Call::to(chain) };
                         self.now.point = Point::Rule;
                     }
                     (None, _) | (_, None) => self.ends_chain(),
@@ -159,11 +151,8 @@ impl<'a> Walk<'a> {
                 for element in elements {
                     let compared = self.now.packets.ranges().saturating_div(16).saturating_add(1);
                     self.spent = self.spent.saturating_add(compared);
-                    let is_it = match self.asked(&element.test)? {
-                        Some(is_it) => is_it,
-                        None => self.assume(|| Unknown::Rule(map.to_string()))?,
-                    };
-                    if is_it {
+                    let is_it = self.asked(&element.test)?;
+                    if self.settle(is_it, || Unknown::Rule(map.to_string()))? {
                         return Ok(verdict(element.verdict, element.to));
                     }
                 }
