@@ -1,6 +1,7 @@
 //! Routing beside the rules: what TPROXY's marks need, and the `::6` address. What is present, what is absent, what is
 //! left of an earlier plan.
 
+use crate::expressions::wire::{Attribute, Attributes, Writer};
 use redirect_core::{
     AmbientRedirect, Tproxy,
     plan::{DataPlane, RulePlan},
@@ -215,39 +216,28 @@ impl RoutingItem {
 
 /// The message about a policy rule, with the protocol of one that is to be removed: since 4.17 the kernel repeats this attribute in every one.
 fn with_removal_protocol(message: &[u8]) -> Vec<u8> {
-    /// Size of `fib_rule_hdr`.
-    const HEADER: usize = 12;
     const PROTOCOL: u16 = 21;
-    let mut bytes = message.to_vec();
-    let mut start = HEADER;
-    let number = |bytes: &[u8], at: usize| Some(u16::from_ne_bytes(*bytes.get(at..)?.first_chunk()?));
-    while let (Some(length), Some(kind)) = (number(&bytes, start), number(&bytes, start.saturating_add(2))) {
-        if kind == PROTOCOL {
-            if let Some(value) = bytes.get_mut(start.saturating_add(4)) {
-                *value = FoundRouting::REMOVAL_PROTOCOL;
-            }
-            break;
-        }
-        start = start.saturating_add(usize::from(length.max(4)).next_multiple_of(4));
+    let (header, attributes) = parts(message);
+    let mut marked = Writer::default();
+    marked.raw(header);
+    for (kind, value) in attributes {
+        marked.bytes(kind, if kind == PROTOCOL { &[FoundRouting::REMOVAL_PROTOCOL] } else { value.0 });
     }
-    bytes
+    marked.finish().unwrap_or_default()
 }
 
 /// The kernel's message about a route, attribute by attribute, without the one that changes by itself (`RTA_CACHEINFO`).
-fn without_counters(message: &[u8]) -> impl Iterator<Item = &[u8]> {
-    /// Size of `rtmsg`.
-    const HEADER: usize = 12;
+fn without_counters(message: &[u8]) -> impl Iterator<Item = (u16, Attribute<'_>)> {
     const CACHE_INFO: u16 = 12;
-    let (header, mut rest) = message.split_at_checked(HEADER).unwrap_or((message, &[]));
-    let attributes = std::iter::from_fn(move || {
-        let length = u16::from_ne_bytes(*rest.first_chunk()?);
-        let length = usize::from(length.max(4)).next_multiple_of(4).min(rest.len());
-        let (attribute, behind) = rest.split_at_checked(length)?;
-        rest = behind;
-        Some(attribute)
-    });
-    let counts = |attribute: &&[u8]| attribute.get(2..4) == Some(&CACHE_INFO.to_ne_bytes());
-    std::iter::once(header).chain(attributes.filter(move |attribute| !counts(attribute)))
+    let (header, attributes) = parts(message);
+    std::iter::once((0, Attribute(header))).chain(attributes.filter(|(kind, _)| *kind != CACHE_INFO))
+}
+
+/// The header and the attributes of a message about a policy rule or a route (`fib_rule_hdr`, `rtmsg`).
+fn parts(message: &[u8]) -> (&[u8], Attributes<'_>) {
+    const HEADER: usize = 12;
+    let (header, attributes) = message.split_at_checked(HEADER).unwrap_or((message, &[]));
+    (header, Attribute(attributes).attributes())
 }
 
 /// What a step does to routing.

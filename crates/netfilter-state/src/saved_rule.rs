@@ -94,9 +94,9 @@ fn without_options(module: &str) -> Option<Condition> {
 fn join_state_and_direction(conditions: &mut Vec<Condition>, of_match: usize) {
     let joined = match conditions.get(of_match..) {
         Some(
-            [Condition::State(states), Condition::IsReply(is)]
-            | [Condition::IsReply(is), Condition::State(states)],
-        ) => Condition::StateAndDirection { states: states.clone(), is_reply: is.value != is.not },
+            [Condition::State(states), Condition::IsReply(is_reply)]
+            | [Condition::IsReply(is_reply), Condition::State(states)],
+        ) => Condition::StateAndDirection { states: states.clone(), is_reply: *is_reply },
         _ => return,
     };
     conditions.truncate(of_match);
@@ -132,14 +132,11 @@ fn condition(module: &str, word: &str, not: bool, values: &[String]) -> Option<C
         ("conntrack", "--ctstate") | ("state", "--state") => {
             Some(Condition::State(Equality { value: states(value?)?, not }))
         }
-        ("conntrack", "--ctdir") => {
-            let is_reply = match value?.as_str() {
-                "REPLY" => !not,
-                "ORIGINAL" => not,
-                _ => return None,
-            };
-            Some(Condition::IsReply(Equality { value: true, not: !is_reply }))
-        }
+        ("conntrack", "--ctdir") => Some(Condition::IsReply(match value?.as_str() {
+            "REPLY" => !not,
+            "ORIGINAL" => not,
+            _ => return None,
+        })),
         ("owner", "--uid-owner") => owner(Selector::User, value?, not),
         ("owner", "--gid-owner") => owner(Selector::Group, value?, not),
         ("addrtype", "--src-type") if value? == "LOCAL" => {

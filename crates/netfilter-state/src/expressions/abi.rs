@@ -78,23 +78,10 @@ pub mod family {
     pub const IPV6: u8 = 10;
 }
 
-/// How nft names a family.
-#[must_use]
-pub const fn family_word(of: Family) -> &'static str {
-    match of {
-        Family::V4 => "ip",
-        Family::V6 => "ip6",
-    }
-}
-
 /// The family with this number.
 #[must_use]
-pub const fn family_of(number: u8) -> Option<Family> {
-    match number {
-        family::IPV4 => Some(Family::V4),
-        family::IPV6 => Some(Family::V6),
-        _ => None,
-    }
+pub fn family_of(number: u8) -> Option<Family> {
+    Family::BOTH.into_iter().find(|family| family.number() == number)
 }
 
 /// The family of tables with this number.

@@ -6,7 +6,7 @@ use super::{
     reading::{Bits, Expression, Field, Loaded, Origin, Xt, negated},
     seen::{self, Reader},
     wire::Attributes,
-    xt,
+    xt::{self, ConntrackInfo, WRITTEN_AS_STATE},
 };
 use crate::ruleset::{Condition, CopiedMark, Sets, Statement};
 use redirect_core::{
@@ -79,10 +79,17 @@ fn read<'a>(
 
 /// The conditions an xt match stands for; `None` for one that no rule of ours has.
 pub(crate) fn matched(name: &str, revision: u32, info: &[u8]) -> Option<Vec<Match>> {
-    match (name, revision) {
-        ("owner" | "mark" | "connmark", 1) => asked(seen::extension_match(name, revision, info)?),
-        _ => xt::decode_match(name, revision, info),
-    }
+    let conditions = seen::extension_match(name, revision, info)?;
+    let is_to_the_letter = match name {
+        // A rule with a comment is another program's.
+        "comment" => false,
+        "conntrack" => {
+            let ConntrackInfo { flags, inverted, .. } = ConntrackInfo::read(revision, info)?;
+            flags & WRITTEN_AS_STATE == 0 && inverted & !flags == 0
+        }
+        _ => true,
+    };
+    if is_to_the_letter { asked(conditions) } else { None }
 }
 
 /// Whether a comparison is one of all that is loaded, with something that it can be, and not another way of asking the same.
@@ -122,8 +129,8 @@ pub(crate) fn asked(conditions: Vec<Condition>) -> Option<Vec<Match>> {
     let mut direction = None;
     for condition in conditions {
         matches.push(match condition {
-            Condition::IsReply(Equality { value, not: false }) if direction.is_none() => {
-                direction = Some(if value { Direction::Reply } else { Direction::Original });
+            Condition::IsReply(is_reply) if direction.is_none() => {
+                direction = Some(if is_reply { Direction::Reply } else { Direction::Original });
                 continue;
             }
             Condition::Plain(condition) => condition,

@@ -130,11 +130,7 @@ impl Expressions<'_> {
 
     /// Goes on only when what is loaded is, or is not, this.
     pub(crate) fn is(&mut self, not: bool, value: &[u8]) {
-        self.compare(if not { operator::NOT_EQUAL } else { operator::EQUAL }, value);
-    }
-
-    /// Goes on only when what is loaded compares so.
-    fn compare(&mut self, operator: u32, value: &[u8]) {
+        let operator = if not { operator::NOT_EQUAL } else { operator::EQUAL };
         self.expression("cmp", |data| {
             data.u32(attribute::cmp::REGISTER, register::FIRST);
             data.u32(attribute::cmp::OPERATOR, operator);

@@ -39,33 +39,29 @@ pub(crate) enum Field {
 }
 
 impl Field {
-    /// What a set or a range has values of, and how many bytes each takes; none where it has no selector.
-    pub(crate) const fn selected(self) -> Option<(Selector, usize)> {
+    /// What a set or a range has values of; none where it has no selector.
+    pub(crate) const fn selected(self) -> Option<Selector> {
         Some(match self {
-            Self::Meta(meta::FAMILY) => (Selector::Family, 1),
-            Self::Meta(meta::PROTOCOL) => (Selector::Protocol, 1),
-            Self::Meta(meta::IN_INTERFACE) => (Selector::InInterface, 16),
-            Self::Meta(meta::OUT_INTERFACE) => (Selector::OutInterface, 16),
-            Self::Meta(meta::SOCKET_USER) => (Selector::User, 4),
-            Self::Meta(meta::SOCKET_GROUP) => (Selector::Group, 4),
-            Self::Meta(meta::MARK) => (Selector::Mark, 4),
-            Self::Ct(ct::MARK) => (Selector::ConnMark, 4),
-            Self::Ct(ct::STATE) => (Selector::State, 4),
-            Self::Ct(ct::DIRECTION) => (Selector::Direction, 1),
-            Self::Payload { base: base::NETWORK, offset: 12, length: 4 } => (Selector::Source(Family::V4), 4),
-            Self::Payload { base: base::NETWORK, offset: 16, length: 4 } => {
-                (Selector::Destination(Family::V4), 4)
-            }
-            Self::Payload { base: base::NETWORK, offset: 8, length: 16 } => {
-                (Selector::Source(Family::V6), 16)
-            }
+            Self::Meta(meta::FAMILY) => Selector::Family,
+            Self::Meta(meta::PROTOCOL) => Selector::Protocol,
+            Self::Meta(meta::IN_INTERFACE) => Selector::InInterface,
+            Self::Meta(meta::OUT_INTERFACE) => Selector::OutInterface,
+            Self::Meta(meta::SOCKET_USER) => Selector::User,
+            Self::Meta(meta::SOCKET_GROUP) => Selector::Group,
+            Self::Meta(meta::MARK) => Selector::Mark,
+            Self::Ct(ct::MARK) => Selector::ConnMark,
+            Self::Ct(ct::STATE) => Selector::State,
+            Self::Ct(ct::DIRECTION) => Selector::Direction,
+            Self::Payload { base: base::NETWORK, offset: 12, length: 4 } => Selector::Source(Family::V4),
+            Self::Payload { base: base::NETWORK, offset: 16, length: 4 } => Selector::Destination(Family::V4),
+            Self::Payload { base: base::NETWORK, offset: 8, length: 16 } => Selector::Source(Family::V6),
             Self::Payload { base: base::NETWORK, offset: 24, length: 16 } => {
-                (Selector::Destination(Family::V6), 16)
+                Selector::Destination(Family::V6)
             }
-            Self::Payload { base: base::NETWORK, offset: 9, length: 1 } => (Selector::Protocol, 1),
-            Self::Payload { base: base::TRANSPORT, offset: 0, length: 2 } => (Selector::SourcePort, 2),
-            Self::Payload { base: base::TRANSPORT, offset: 2, length: 2 } => (Selector::DestinationPort, 2),
-            Self::Payload { base: base::TRANSPORT, offset: TCP_FLAGS, length: 1 } => (Selector::TcpFlags, 1),
+            Self::Payload { base: base::NETWORK, offset: 9, length: 1 } => Selector::Protocol,
+            Self::Payload { base: base::TRANSPORT, offset: 0, length: 2 } => Selector::SourcePort,
+            Self::Payload { base: base::TRANSPORT, offset: 2, length: 2 } => Selector::DestinationPort,
+            Self::Payload { base: base::TRANSPORT, offset: TCP_FLAGS, length: 1 } => Selector::TcpFlags,
             Self::Meta(_)
             | Self::Ct(_)
             | Self::CtOneWay(..)
@@ -76,22 +72,21 @@ impl Field {
 
     /// How many bytes a load of it takes in a register; of what is not known, the most.
     pub(crate) const fn width(self) -> usize {
+        if let Some(selector) = self.selected() {
+            return selector.length() as usize;
+        }
         match self {
-            Self::Meta(meta::FAMILY | meta::PROTOCOL) | Self::Ct(ct::DIRECTION) => 1,
             Self::Meta(meta::ETHERTYPE) | Self::Ct(ct::ZONE) => 2,
             Self::Meta(
                 meta::LENGTH
                 | meta::PRIORITY
-                | meta::MARK
                 | meta::IN_INDEX
                 | meta::OUT_INDEX
-                | meta::SOCKET_USER
-                | meta::SOCKET_GROUP
                 | meta::SECURITY_MARK
                 | meta::PROCESSOR
                 | meta::RANDOM,
             )
-            | Self::Ct(ct::STATE | ct::STATUS | ct::MARK | ct::SECURITY_MARK | ct::EVENTS | ct::ID)
+            | Self::Ct(ct::STATUS | ct::SECURITY_MARK | ct::EVENTS | ct::ID)
             | Self::AddressType(_) => 4,
             Self::Meta(_) | Self::Ct(_) | Self::CtOneWay(..) => loaded::WIDEST,
             Self::Payload { length, .. } => length as usize,
@@ -301,18 +296,18 @@ impl<'a> Expression<'a> {
             b"range" => Self::range(data),
             b"immediate" => Self::immediate(data),
             b"redir" => Some(Self::Redirect {
-                first: number(data, attribute::redir::FIRST_PORT),
-                last: number(data, attribute::redir::LAST_PORT),
-                flags: number(data, attribute::redir::FLAGS),
+                first: data.u32(attribute::redir::FIRST_PORT),
+                last: data.u32(attribute::redir::LAST_PORT),
+                flags: data.u32(attribute::redir::FLAGS),
             }),
             b"tproxy" => Some(Self::Tproxy {
-                family: number(data, attribute::tproxy::FAMILY),
-                port: number(data, attribute::tproxy::PORT),
+                family: data.u32(attribute::tproxy::FAMILY),
+                port: data.u32(attribute::tproxy::PORT),
             }),
             b"lookup" => Some(Self::Lookup(Lookup {
-                from: number(data, attribute::lookup::SOURCE),
-                to: number(data, attribute::lookup::DESTINATION),
-                flags: number(data, attribute::lookup::FLAGS).unwrap_or_default(),
+                from: data.u32(attribute::lookup::SOURCE),
+                to: data.u32(attribute::lookup::DESTINATION),
+                flags: data.u32(attribute::lookup::FLAGS).unwrap_or_default(),
                 data,
             })),
             b"match" => xt(data).map(Self::Match),
@@ -322,32 +317,32 @@ impl<'a> Expression<'a> {
     }
 
     fn meta(data: Attributes<'a>) -> Option<Self> {
-        let field = Field::Meta(number(data, attribute::meta::KEY)?);
+        let field = Field::Meta(data.u32(attribute::meta::KEY)?);
         match data.find(attribute::meta::DESTINATION) {
             Some(to) => Some(Self::Load { to: to.u32()?, field }),
-            None => Some(Self::Store { field, from: Some(number(data, attribute::meta::SOURCE)?) }),
+            None => Some(Self::Store { field, from: Some(data.u32(attribute::meta::SOURCE)?) }),
         }
     }
 
     fn ct(data: Attributes<'a>) -> Option<Self> {
-        let key = number(data, attribute::ct::KEY)?;
+        let key = data.u32(attribute::ct::KEY)?;
         let field = match data.find(attribute::ct::DIRECTION) {
             Some(direction) => Field::CtOneWay(key, *direction.0.first()?),
             None => Field::Ct(key),
         };
         match data.find(attribute::ct::DESTINATION) {
             Some(to) => Some(Self::Load { to: to.u32()?, field }),
-            None => Some(Self::Store { field, from: number(data, attribute::ct::SOURCE) }),
+            None => Some(Self::Store { field, from: data.u32(attribute::ct::SOURCE) }),
         }
     }
 
     fn payload(data: Attributes<'a>) -> Option<Self> {
         let field = Field::Payload {
-            base: number(data, attribute::payload::BASE)?,
-            offset: number(data, attribute::payload::OFFSET)?,
-            length: number(data, attribute::payload::LENGTH)?,
+            base: data.u32(attribute::payload::BASE)?,
+            offset: data.u32(attribute::payload::OFFSET)?,
+            length: data.u32(attribute::payload::LENGTH)?,
         };
-        Some(match number(data, attribute::payload::DESTINATION) {
+        Some(match data.u32(attribute::payload::DESTINATION) {
             Some(to) => Self::Load { to, field },
             None => Self::Write { field, data },
         })
@@ -355,81 +350,73 @@ impl<'a> Expression<'a> {
 
     fn fib(data: Attributes<'a>) -> Option<Self> {
         use super::abi::fib;
-        let is_type = number(data, attribute::fib::RESULT)? == fib::ADDRESS_TYPE;
-        let end = match number(data, attribute::fib::FLAGS)? {
+        let is_type = data.u32(attribute::fib::RESULT)? == fib::ADDRESS_TYPE;
+        let end = match data.u32(attribute::fib::FLAGS)? {
             fib::SOURCE if is_type => Endpoint::Source,
             fib::DESTINATION if is_type => Endpoint::Destination,
             _ => return None,
         };
-        Some(Self::Load { to: number(data, attribute::fib::DESTINATION)?, field: Field::AddressType(end) })
+        Some(Self::Load { to: data.u32(attribute::fib::DESTINATION)?, field: Field::AddressType(end) })
     }
 
     fn bitwise(data: Attributes<'a>) -> Option<Self> {
-        if number(data, attribute::bitwise::OPERATION).is_some_and(|operation| operation != 0) {
+        if data.u32(attribute::bitwise::OPERATION).is_some_and(|operation| operation != 0) {
             return None;
         }
         Some(Self::Bitwise {
-            from: number(data, attribute::bitwise::SOURCE)?,
-            to: number(data, attribute::bitwise::DESTINATION)?,
-            length: number(data, attribute::bitwise::LENGTH),
-            mask: value(data, attribute::bitwise::MASK)?,
-            flip: value(data, attribute::bitwise::XOR)?,
+            from: data.u32(attribute::bitwise::SOURCE)?,
+            to: data.u32(attribute::bitwise::DESTINATION)?,
+            length: data.u32(attribute::bitwise::LENGTH),
+            mask: data.value(attribute::bitwise::MASK)?,
+            flip: data.value(attribute::bitwise::XOR)?,
         })
     }
 
     fn byteorder(data: Attributes<'a>) -> Option<Self> {
         Some(Self::Byteorder {
-            from: number(data, attribute::byteorder::SOURCE)?,
-            to: number(data, attribute::byteorder::DESTINATION)?,
-            operation: number(data, attribute::byteorder::OPERATION)?,
-            length: number(data, attribute::byteorder::LENGTH)?,
-            size: number(data, attribute::byteorder::SIZE)?,
+            from: data.u32(attribute::byteorder::SOURCE)?,
+            to: data.u32(attribute::byteorder::DESTINATION)?,
+            operation: data.u32(attribute::byteorder::OPERATION)?,
+            length: data.u32(attribute::byteorder::LENGTH)?,
+            size: data.u32(attribute::byteorder::SIZE)?,
         })
     }
 
     fn compare(data: Attributes<'a>) -> Option<Self> {
         Some(Self::Compare {
-            register: number(data, attribute::cmp::REGISTER)?,
-            operator: number(data, attribute::cmp::OPERATOR)?,
-            value: value(data, attribute::cmp::DATA)?,
+            register: data.u32(attribute::cmp::REGISTER)?,
+            operator: data.u32(attribute::cmp::OPERATOR)?,
+            value: data.value(attribute::cmp::DATA)?,
         })
     }
 
     fn range(data: Attributes<'a>) -> Option<Self> {
         Some(Self::Range {
-            register: number(data, attribute::range::REGISTER)?,
-            operator: number(data, attribute::range::OPERATOR)?,
-            from: value(data, attribute::range::FROM)?,
-            to: value(data, attribute::range::TO)?,
+            register: data.u32(attribute::range::REGISTER)?,
+            operator: data.u32(attribute::range::OPERATOR)?,
+            from: data.value(attribute::range::FROM)?,
+            to: data.value(attribute::range::TO)?,
         })
     }
 
     fn immediate(data: Attributes<'a>) -> Option<Self> {
-        let to = number(data, attribute::immediate::REGISTER)?;
-        let content = data.find(attribute::immediate::DATA)?.attributes();
+        let to = data.u32(attribute::immediate::REGISTER)?;
+        let content = data.nested(attribute::immediate::DATA)?;
         if to != register::VERDICT {
             return Some(Self::Value { to, value: content.find(attribute::data::VALUE)?.0 });
         }
-        let verdict = content.find(attribute::data::VERDICT)?.attributes();
+        let verdict = content.nested(attribute::data::VERDICT)?;
         Some(Self::Verdict {
-            code: number(verdict, attribute::verdict::CODE)?,
+            code: verdict.u32(attribute::verdict::CODE)?,
             chain: verdict.find(attribute::verdict::CHAIN),
         })
     }
 }
 
-fn number(data: Attributes<'_>, kind: u16) -> Option<u32> {
-    data.find(kind).and_then(Attribute::u32)
-}
-
-fn value(data: Attributes<'_>, kind: u16) -> Option<&[u8]> {
-    Some(data.find(kind)?.attributes().find(attribute::data::VALUE)?.0)
-}
-
 fn xt(data: Attributes<'_>) -> Option<Xt<'_>> {
     Some(Xt {
-        name: data.find(attribute::xt::NAME)?.text()?,
-        revision: number(data, attribute::xt::REVISION)?,
+        name: data.text(attribute::xt::NAME)?,
+        revision: data.u32(attribute::xt::REVISION)?,
         info: data.find(attribute::xt::INFO)?.0,
     })
 }

@@ -65,8 +65,8 @@ pub(crate) fn rule_with(
 
 /// Of several counters the last is nearest to what the rule does.
 fn counter(data: Attributes<'_>) -> Option<Counter> {
-    let number = |kind| data.find(kind)?.u64();
-    Some(Counter { packets: number(attribute::counter::PACKETS)?, bytes: number(attribute::counter::BYTES)? })
+    let (packets, bytes) = (data.u64(attribute::counter::PACKETS)?, data.u64(attribute::counter::BYTES)?);
+    Some(Counter { packets, bytes })
 }
 
 pub(crate) fn port(value: &[u8]) -> Option<u16> {
@@ -222,8 +222,7 @@ impl<'a, 's> Reader<'a, 's> {
                 self.statement(statement);
             }
             Expression::Write { field, data } => {
-                let from = data.find(attribute::payload::SOURCE).and_then(Attribute::u32);
-                let from = from.and_then(|from| self.registers.get(from));
+                let from = data.u32(attribute::payload::SOURCE).and_then(|from| self.registers.get(from));
                 let keeps_checksum = keeps_checksum(data, self.family);
                 self.statement(written(field, from, self.family.filter(|_| keeps_checksum)));
             }
@@ -395,7 +394,7 @@ impl<'a, 's> Reader<'a, 's> {
         let map = sets::name_of(data, SET, SET_ID);
         let kind = match &map {
             Some(name) => self.sets.get(name).and_then(|set| set.object),
-            None => data.find(TYPE).and_then(Attribute::u32),
+            None => data.u32(TYPE),
         };
         let statement = object(kind);
         if map.is_some() || statement.is_none() {
@@ -408,8 +407,7 @@ impl<'a, 's> Reader<'a, 's> {
 
     /// Translation to or from an address. In a table of both families packets of the other one than that address's go on behind it.
     fn translate(&mut self, data: Attributes<'a>) {
-        let number = |kind| data.find(kind).and_then(Attribute::u32);
-        let of = number(attribute::nat::FAMILY).and_then(|family| u8::try_from(family).ok());
+        let of = data.u32(attribute::nat::FAMILY).and_then(|family| u8::try_from(family).ok());
         let of = of.and_then(abi::family_of);
         if let Some(value) = of.filter(|_| self.family.is_none()) {
             if self.is_last {
@@ -418,7 +416,7 @@ impl<'a, 's> Reader<'a, 's> {
                 self.unknown("nat");
             }
         }
-        self.statement(if number(attribute::nat::TYPE) == Some(TRANSLATE_DESTINATION) {
+        self.statement(if data.u32(attribute::nat::TYPE) == Some(TRANSLATE_DESTINATION) {
             Statement::Translate("DNAT".to_owned())
         } else {
             Statement::TranslateSource("SNAT".to_owned())
@@ -428,8 +426,7 @@ impl<'a, 's> Reader<'a, 's> {
     /// One of those that are known by name. What is on no list may do anything.
     fn other(&mut self, name: &'a str, data: Attributes<'a>) {
         // These begin with the register they check.
-        let looked_at =
-            || data.find(1).and_then(Attribute::u32).and_then(|register| self.registers.get(register));
+        let looked_at = || data.u32(1).and_then(|register| self.registers.get(register));
         match name {
             "exthdr" if data.find(attribute::extension_header::DESTINATION).is_none() => {
                 self.unknown("exthdr");
@@ -446,7 +443,7 @@ impl<'a, 's> Reader<'a, 's> {
                 self.unknown(words);
             }
             "match" => {
-                let name = data.find(attribute::xt::NAME).and_then(Attribute::text).unwrap_or("?");
+                let name = data.text(attribute::xt::NAME).unwrap_or("?");
                 self.unknown(format!("-m {name}"));
             }
             // Packets beyond them skip the rest of the rule.
@@ -571,9 +568,8 @@ fn object(kind: Option<u32>) -> Option<Statement> {
 /// What writing an extension header or an option of TCP does.
 fn header_written(data: Attributes<'_>) -> Statement {
     use attribute::extension_header::{LENGTH, OFFSET, OPERATION, SOURCE, TYPE};
-    let number = |kind| data.find(kind).and_then(Attribute::u32);
-    let is_segment_size = number(OPERATION) == Some(abi::extension_header::TCP_OPTION)
-        && (number(OFFSET), number(LENGTH)) == abi::extension_header::PLACE_OF_SIZE
+    let is_segment_size = data.u32(OPERATION) == Some(abi::extension_header::TCP_OPTION)
+        && (data.u32(OFFSET), data.u32(LENGTH)) == abi::extension_header::PLACE_OF_SIZE
         && data.find(TYPE).is_some_and(|kind| kind.0 == [abi::extension_header::SEGMENT_SIZE])
         && data.find(SOURCE).is_some();
     if is_segment_size {
@@ -590,9 +586,8 @@ fn stored(field: Field, from: Option<Loaded<'_>>) -> Statement {
     // A value, or the field itself with other bits.
     let set = bytes.and_then(number).map(|value| (u32::MAX, value)).or_else(|| changed(field, from));
     // Another field, or some bits of it: `meta mark set ct mark & 0xff`.
-    let copied = |of: Field| {
-        changed(of, from).map(|(rest, flip)| CopiedMark { cleared: u32::MAX, mask: !rest, flip })
-    };
+    let copied =
+        |of: Field| changed(of, from).map(|(rest, flip)| CopiedMark { cleared: u32::MAX, mask: !rest, flip });
     match (field, copied(Field::Ct(ct::MARK)), copied(Field::Meta(meta::MARK))) {
         (Field::Meta(meta::MARK), Some(copied), _) => Statement::RestoreMark(copied),
         (Field::Meta(meta::MARK), None, _) => Statement::SetMark(set),
@@ -661,7 +656,7 @@ fn written(field: Field, from: Option<Loaded<'_>>, family: Option<Family>) -> St
 /// Whether writing the class of traffic leaves a header whose checksum is right: of IPv4 alone the header has one.
 fn keeps_checksum(data: Attributes<'_>, family: Option<Family>) -> bool {
     use attribute::payload::{CHECKSUM_FLAGS, CHECKSUM_OFFSET, CHECKSUM_TYPE};
-    let number = |kind| data.find(kind).and_then(Attribute::u32).unwrap_or_default();
+    let number = |kind| data.u32(kind).unwrap_or_default();
     let corrected = match number(CHECKSUM_TYPE) {
         0 => None,
         kind => Some((kind, number(CHECKSUM_OFFSET))),

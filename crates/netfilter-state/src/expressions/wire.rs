@@ -273,6 +273,35 @@ impl<'a> Attributes<'a> {
         let mut all = *self;
         all.find_map(|(found, value)| (found == kind).then_some(value))
     }
+
+    /// Likewise as a number, ...
+    pub(crate) fn u32(&self, kind: u16) -> Option<u32> {
+        self.find(kind)?.u32()
+    }
+
+    pub(crate) fn u64(&self, kind: u16) -> Option<u64> {
+        self.find(kind)?.u64()
+    }
+
+    /// ... a text, ...
+    pub(crate) fn text(&self, kind: u16) -> Option<&'a str> {
+        self.find(kind)?.text()
+    }
+
+    /// ... a name that a program chose, ...
+    pub(crate) fn name(&self, kind: u16) -> Option<String> {
+        self.find(kind).map(Attribute::name)
+    }
+
+    /// ... attributes, ...
+    pub(crate) fn nested(&self, kind: u16) -> Option<Self> {
+        self.find(kind).map(Attribute::attributes)
+    }
+
+    /// ... and data of nf_tables.
+    pub(crate) fn value(&self, kind: u16) -> Option<&'a [u8]> {
+        Some(self.nested(kind)?.find(attribute::data::VALUE)?.0)
+    }
 }
 
 impl<'a> Iterator for Attributes<'a> {

@@ -39,40 +39,9 @@ impl Extension {
 
     /// Those that a rule needs.
     pub fn of_rule(rule: &Rule) -> impl Iterator<Item = Self> + '_ {
-        rule.effective_matches().filter_map(Self::of_match).chain(Self::of_target(&rule.target))
-    }
-
-    /// The extension a condition needs, if it is not one of nf_tables' own expressions.
-    #[must_use]
-    pub const fn of_match(condition: &Match) -> Option<Self> {
-        match condition {
-            Match::DestinationPorts(_) => Some(Self::MULTIPORT),
-            Match::Tracked(_) => Some(Self::CONNTRACK),
-            Match::OwnerUid(_) | Match::OwnerGid(_) => Some(Self::OWNER),
-            Match::ConnMark(_) => Some(Self::CONNMARK_MATCH),
-            Match::Source(_)
-            | Match::Destination(_)
-            | Match::InInterface(_)
-            | Match::OutInterface(_)
-            | Match::Protocol(_)
-            | Match::SourcePort(_)
-            | Match::DestinationPort(_)
-            | Match::TcpFlags(_)
-            | Match::Mark(_) => None,
-        }
-    }
-
-    /// The extension a target needs, if it is not a verdict.
-    #[must_use]
-    pub const fn of_target(target: &Target) -> Option<Self> {
-        match target {
-            Target::Accept | Target::Drop | Target::Return | Target::Jump(_) => None,
-            Target::Redirect(_) => Some(Self::REDIRECT),
-            Target::Tproxy { .. } => Some(Self::TPROXY),
-            Target::SetMark(_) => Some(Self::MARK),
-            Target::SaveMark | Target::RestoreMark | Target::SetConnMark(_) => Some(Self::CONNMARK),
-            Target::ConntrackZone(_) => Some(Self::CT),
-        }
+        let of_matches = rule.effective_matches().filter_map(of_match).map(|(extension, _)| extension);
+        // It is the same for both families.
+        of_matches.chain(of_target(&rule.target, Family::V4).map(|(extension, _)| extension))
     }
 
     /// The kernel module that has it.
@@ -110,7 +79,7 @@ mod size {
 pub(crate) const OWNER_UID: u8 = 1;
 pub(crate) const OWNER_GID: u8 = 2;
 /// `XT_MULTIPORT_DESTINATION`.
-const MULTIPORT_DESTINATION: u8 = 1;
+pub(crate) const MULTIPORT_DESTINATION: u8 = 1;
 /// How many ports a multiport match has room for; a range takes two.
 pub(crate) const MULTIPORT_ROOM: usize = 15;
 /// Where in `xt_conntrack_mtinfo3` the flags, the inverted flags and the states stand.
@@ -120,6 +89,8 @@ const CONNTRACK_STATES: usize = 150;
 const CONNTRACK_STATE: u16 = 1;
 /// `XT_CONNTRACK_DIRECTION`: the original direction; inverted, the other.
 pub(crate) const CONNTRACK_DIRECTION: u16 = 1 << 12;
+/// `XT_CONNTRACK_STATE_ALIAS`: it was written as `-m state`, which asks the same.
+pub(crate) const WRITTEN_AS_STATE: u16 = 1 << 13;
 /// `XT_TCP_INV_FLAGS`.
 const TCP_INVERTED_FLAGS: u8 = 4;
 /// Modes of CONNMARK.
@@ -129,15 +100,12 @@ pub(crate) const RESTORE_MARK: u8 = 2;
 const ALL_BITS: [u8; 4] = [0xff; 4];
 
 /// A structure of a fixed size, written field by field.
+#[derive(Default)]
 struct Info {
     bytes: Vec<u8>,
 }
 
 impl Info {
-    fn new(size: usize) -> Self {
-        Self { bytes: Vec::with_capacity(size) }
-    }
-
     fn put(mut self, field: &[u8]) -> Self {
         self.bytes.extend_from_slice(field);
         self
@@ -154,17 +122,17 @@ impl Info {
     }
 }
 
-/// The structure of a condition that needs an extension.
-pub(crate) fn match_info(condition: &Match) -> Option<Vec<u8>> {
+/// The extension that a condition needs, if it is not one of nf_tables' own expressions, and its structure, if that has room.
+pub(crate) fn of_match(condition: &Match) -> Option<(Extension, Option<Vec<u8>>)> {
     match condition {
-        Match::OwnerUid(is) => Some(owner(OWNER_UID, is)),
-        Match::OwnerGid(is) => Some(owner(OWNER_GID, is)),
-        Match::DestinationPorts(is) => multiport(is),
-        Match::Tracked(tracked) => Some(conntrack(*tracked)),
+        Match::OwnerUid(is) => Some((Extension::OWNER, Some(owner(OWNER_UID, is)))),
+        Match::OwnerGid(is) => Some((Extension::OWNER, Some(owner(OWNER_GID, is)))),
+        Match::DestinationPorts(is) => Some((Extension::MULTIPORT, multiport(is))),
+        Match::Tracked(tracked) => Some((Extension::CONNTRACK, Some(conntrack(*tracked)))),
         Match::ConnMark(is) => {
             let (value, mask) = (is.value.value().to_ne_bytes(), is.value.mask().to_ne_bytes());
-            let info = Info::new(size::MARK_MATCH).put(&value).put(&mask);
-            Some(info.put(&[u8::from(is.not)]).fill(size::MARK_MATCH))
+            let info = Info::default().put(&value).put(&mask).put(&[u8::from(is.not)]);
+            Some((Extension::CONNMARK_MATCH, Some(info.fill(size::MARK_MATCH))))
         }
         Match::Source(_)
         | Match::Destination(_)
@@ -185,7 +153,7 @@ fn conntrack(Tracked { state, direction }: Tracked) -> Vec<u8> {
         Some(Direction::Original) => (CONNTRACK_STATE | CONNTRACK_DIRECTION, 0),
         Some(Direction::Reply) => (CONNTRACK_STATE | CONNTRACK_DIRECTION, CONNTRACK_DIRECTION),
     };
-    let info = Info::new(size::CONNTRACK)
+    let info = Info::default()
         .skip_to(CONNTRACK_FLAGS)
         .put(&flags.to_ne_bytes())
         .put(&inverted.to_ne_bytes())
@@ -196,7 +164,7 @@ fn conntrack(Tracked { state, direction }: Tracked) -> Vec<u8> {
 
 fn owner(which: u8, is: &Equality<u32>) -> Vec<u8> {
     let id = is.value.to_ne_bytes();
-    let info = Info::new(size::OWNER).skip_to(if which == OWNER_UID { 0 } else { 8 }).put(&id).put(&id);
+    let info = Info::default().skip_to(if which == OWNER_UID { 0 } else { 8 }).put(&id).put(&id);
     info.skip_to(16).put(&[which, if is.not { which } else { 0 }]).fill(size::OWNER)
 }
 
@@ -212,78 +180,55 @@ fn multiport(is: &Equality<Vec<PortRange>>) -> Option<Vec<u8>> {
         }
     }
     let count = u8::try_from(ports.len()).ok().filter(|_| ports.len() <= MULTIPORT_ROOM)?;
-    let mut info = Info::new(size::MULTIPORT).put(&[MULTIPORT_DESTINATION, count]);
+    let mut info = Info::default().put(&[MULTIPORT_DESTINATION, count]);
     for port in ports {
         info = info.put(&port.to_ne_bytes());
     }
     Some(info.skip_to(32).put(&flags).skip_to(47).put(&[u8::from(is.not)]).fill(size::MULTIPORT))
 }
 
-/// The structure of a target that needs an extension.
-pub(crate) fn target_info(target: &Target, family: Family) -> Option<Vec<u8>> {
-    match target {
-        Target::Accept | Target::Drop | Target::Return | Target::Jump(_) => None,
+/// The extension that a target needs, if it is not a verdict, and its structure.
+pub(crate) fn of_target(target: &Target, family: Family) -> Option<(Extension, Vec<u8>)> {
+    Some(match target {
+        Target::Accept | Target::Drop | Target::Return | Target::Jump(_) => return None,
         Target::Redirect(port) => {
             let (port, flags) = (port.number().to_be_bytes(), super::abi::PORTS_GIVEN.to_ne_bytes());
-            Some(match family {
+            let info = match family {
                 // One range of a `nf_nat_ipv4_multi_range_compat`: flags, two addresses, two ports.
-                Family::V4 => Info::new(size::REDIRECT_V4)
-                    .put(&1_u32.to_ne_bytes())
-                    .put(&flags)
-                    .skip_to(16)
-                    .put(&port)
-                    .put(&port)
-                    .fill(size::REDIRECT_V4),
-                Family::V6 => Info::new(size::REDIRECT_V6)
-                    .put(&flags)
-                    .skip_to(36)
-                    .put(&port)
-                    .put(&port)
-                    .fill(size::REDIRECT_V6),
-            })
+                Family::V4 => {
+                    let range = Info::default().put(&1_u32.to_ne_bytes()).put(&flags).skip_to(16);
+                    range.put(&port).put(&port).fill(size::REDIRECT_V4)
+                }
+                Family::V6 => {
+                    let range = Info::default().put(&flags).skip_to(36);
+                    range.put(&port).put(&port).fill(size::REDIRECT_V6)
+                }
+            };
+            (Extension::REDIRECT, info)
         }
-        Target::Tproxy { port, mark } => Some(
-            Info::new(size::TPROXY)
-                .put(&ALL_BITS)
-                .put(&mark.value().to_ne_bytes())
-                .skip_to(24)
-                .put(&port.number().to_be_bytes())
-                .fill(size::TPROXY),
-        ),
+        Target::Tproxy { port, mark } => {
+            let info = Info::default().put(&ALL_BITS).put(&mark.value().to_ne_bytes()).skip_to(24);
+            (Extension::TPROXY, info.put(&port.number().to_be_bytes()).fill(size::TPROXY))
+        }
         Target::SetMark(mark) => {
-            Some(Info::new(size::MARK).put(&mark.value().to_ne_bytes()).put(&ALL_BITS).fill(size::MARK))
+            let info = Info::default().put(&mark.value().to_ne_bytes()).put(&ALL_BITS);
+            (Extension::MARK, info.fill(size::MARK))
         }
-        Target::SaveMark => Some(connmark([0; 4], ALL_BITS, SAVE_MARK)),
-        Target::RestoreMark => Some(connmark([0; 4], ALL_BITS, RESTORE_MARK)),
+        Target::SaveMark => (Extension::CONNMARK, connmark([0; 4], ALL_BITS, SAVE_MARK)),
+        Target::RestoreMark => (Extension::CONNMARK, connmark([0; 4], ALL_BITS, RESTORE_MARK)),
         Target::SetConnMark(mark) => {
-            Some(connmark(mark.value().to_ne_bytes(), mark.mask().to_ne_bytes(), SET_MARK))
+            let (value, mask) = (mark.value().to_ne_bytes(), mark.mask().to_ne_bytes());
+            (Extension::CONNMARK, connmark(value, mask, SET_MARK))
         }
         Target::ConntrackZone(zone) => {
-            Some(Info::new(size::CT).put(&[0; 2]).put(&zone.to_ne_bytes()).fill(size::CT))
+            (Extension::CT, Info::default().put(&[0; 2]).put(&zone.to_ne_bytes()).fill(size::CT))
         }
-    }
+    })
 }
 
 /// The connection's mark and its bits, all bits of the packet's, no shift.
 fn connmark(mark: [u8; 4], bits: [u8; 4], mode: u8) -> Vec<u8> {
-    Info::new(size::CONNMARK).put(&mark).put(&bits).put(&ALL_BITS).put(&[0, 0, mode]).fill(size::CONNMARK)
-}
-
-/// The conditions an xt match stands for; `None` for one that no rule of ours has.
-pub(crate) fn decode_match(name: &str, revision: u32, info: &[u8]) -> Option<Vec<Match>> {
-    match (name, revision) {
-        ("multiport", 1) => {
-            let (direction, is) = multiport_ports(info)?;
-            (direction == MULTIPORT_DESTINATION).then(|| [Match::DestinationPorts(is)].into())
-        }
-        ("conntrack", 1..=3) => decode_conntrack(revision, info).map(|one| [one].into()),
-        ("tcp", 0) => decode_tcp(info),
-        ("udp", 0) => {
-            let [inverted] = read_array(info, 8)?;
-            decode_ports(info, inverted)
-        }
-        _ => None,
-    }
+    Info::default().put(&mark).put(&bits).put(&ALL_BITS).put(&[0, 0, mode]).fill(size::CONNMARK)
 }
 
 /// Which ports a multiport match checks (`enum xt_multiport_flags`), and for what.
@@ -303,9 +248,6 @@ pub(crate) fn multiport_ports(info: &[u8]) -> Option<(u8, Equality<Vec<PortRange
     let [not] = read_array(info, 47)?;
     Some((direction, Equality { value, not: not != 0 }))
 }
-
-/// What a match of state and direction says it checks.
-const STATE_AND_DIRECTION: u16 = CONNTRACK_STATE | CONNTRACK_DIRECTION;
 
 /// What a conntrack match asks.
 pub(crate) struct ConntrackInfo {
@@ -332,18 +274,6 @@ impl ConntrackInfo {
     }
 }
 
-/// What plans ask, to the letter.
-fn decode_conntrack(revision: u32, info: &[u8]) -> Option<Match> {
-    let ConntrackInfo { flags, inverted, states } = ConntrackInfo::read(revision, info)?;
-    let direction = match (flags, inverted) {
-        (CONNTRACK_STATE, 0) => None,
-        (STATE_AND_DIRECTION, 0) => Some(Direction::Original),
-        (STATE_AND_DIRECTION, CONNTRACK_DIRECTION) => Some(Direction::Reply),
-        _ => return None,
-    };
-    Some(Match::Tracked(Tracked { state: conn_state(states)?, direction }))
-}
-
 /// The bits of a state of connections.
 pub(crate) const fn state_bits(state: ConnState) -> u32 {
     match state {
@@ -362,10 +292,10 @@ pub(crate) const fn conn_state(bits: u32) -> Option<ConnState> {
 }
 
 /// Ports and flags of older versions of iptables-nft.
-fn decode_tcp(info: &[u8]) -> Option<Vec<Match>> {
+pub(crate) fn tcp(info: &[u8]) -> Option<Vec<Match>> {
     let [option, mask, set, inverted] = read_array(info, 8)?;
     (option == 0).then_some(())?;
-    let mut found = decode_ports(info, inverted & !TCP_INVERTED_FLAGS)?;
+    let mut found = ports(info, inverted & !TCP_INVERTED_FLAGS)?;
     let not = inverted & TCP_INVERTED_FLAGS != 0;
     if mask != 0 || set != 0 || not {
         found.push(Match::TcpFlags(Equality { value: TcpFlags::new(mask, set)?, not }));
@@ -374,7 +304,7 @@ fn decode_tcp(info: &[u8]) -> Option<Vec<Match>> {
 }
 
 /// Ports of older versions of iptables-nft. Without ports it is a bare `-m tcp`, which matches everything.
-fn decode_ports(info: &[u8], inverted: u8) -> Option<Vec<Match>> {
+pub(crate) fn ports(info: &[u8], inverted: u8) -> Option<Vec<Match>> {
     let range =
         |offset| PortRange::new(read_u16(info, offset)?, read_u16(info, usize::checked_add(offset, 2)?)?);
     let (source, destination) = (range(0)?, range(4)?);
@@ -455,6 +385,10 @@ mod tests {
     use super::*;
     use redirect_core::values::PortSyntax;
 
+    fn info(condition: &Match) -> Option<Vec<u8>> {
+        of_match(condition)?.1
+    }
+
     /// As iptables-nft 1.8.9 on x86-64 sends them.
     #[test]
     #[cfg(target_endian = "little")]
@@ -468,11 +402,11 @@ mod tests {
             (Match::ConnMark(Equality::equals(Mark::new(0x539).unwrap().into())), "39050000ffffffff00"),
             (Match::ConnMark(Equality::equals(guard)), "0000b0530000f0ff0000000000000000"),
         ] {
-            assert_eq!(hex(&match_info(&condition).unwrap(), start.len()), start, "{condition:?}");
+            assert_eq!(hex(&info(&condition).unwrap(), start.len()), start, "{condition:?}");
         }
         let replies = |direction| {
             let tracked = Tracked { state: ConnState::RelatedOrEstablished, direction };
-            hex(&match_info(&Match::Tracked(tracked)).unwrap(), 168 * 2).split_off(CONNTRACK_FLAGS * 2)
+            hex(&info(&Match::Tracked(tracked)).unwrap(), 168 * 2).split_off(CONNTRACK_FLAGS * 2)
         };
         for (direction, start) in [
             (None, "010000000600"),
@@ -495,7 +429,7 @@ mod tests {
             (tproxy, Family::V4, "ffffffff39050000000000000000000000000000000000003a9e0000"),
             (Target::SetMark(Mark::new(0x539).unwrap()), Family::V6, "39050000ffffffff"),
         ] {
-            assert_eq!(hex(&target_info(&target, family).unwrap(), start.len()), start, "{target:?}");
+            assert_eq!(hex(&of_target(&target, family).unwrap().1, start.len()), start, "{target:?}");
         }
     }
 
@@ -505,53 +439,46 @@ mod tests {
 
     #[test]
     fn older_structures_are_read() {
-        let mut tcp = [0; 16];
-        tcp[2..4].fill(0xff);
-        tcp[4..8].copy_from_slice(&[80_u16.to_ne_bytes(), 90_u16.to_ne_bytes()].concat());
+        let mut info = [0; 16];
+        info[2..4].fill(0xff);
+        info[4..8].copy_from_slice(&[80_u16.to_ne_bytes(), 90_u16.to_ne_bytes()].concat());
         let range = PortRange::new(80, 90).unwrap();
-        assert_eq!(
-            decode_match("tcp", 0, &tcp),
-            Some([Match::DestinationPort(Equality::equals(range))].into())
-        );
-        tcp[11] = 2;
-        assert_eq!(
-            decode_match("tcp", 0, &tcp),
-            Some([Match::DestinationPort(Equality::not_equals(range))].into())
-        );
-        tcp[9..11].copy_from_slice(&[0x17, 0x02]);
+        assert_eq!(tcp(&info), Some([Match::DestinationPort(Equality::equals(range))].into()));
+        info[11] = 2;
+        assert_eq!(tcp(&info), Some([Match::DestinationPort(Equality::not_equals(range))].into()));
+        info[9..11].copy_from_slice(&[0x17, 0x02]);
         let flags = |not| Match::TcpFlags(Equality { value: TcpFlags::OPENING, not });
         let port = Match::DestinationPort(Equality::not_equals(range));
-        assert_eq!(decode_match("tcp", 0, &tcp), Some([port.clone(), flags(false)].into()));
-        tcp[11] |= 4;
-        assert_eq!(decode_match("tcp", 0, &tcp), Some([port, flags(true)].into()));
-        tcp[8] = 1;
-        assert_eq!(decode_match("tcp", 0, &tcp), None, "an option is compared");
+        assert_eq!(tcp(&info), Some([port.clone(), flags(false)].into()));
+        info[11] |= 4;
+        assert_eq!(tcp(&info), Some([port, flags(true)].into()));
+        info[8] = 1;
+        assert_eq!(tcp(&info), None, "an option is compared");
         // Up to the last port, from the first, and any.
         for (first, last, told) in [(80_u16, u16::MAX, true), (0, 90, true), (0, u16::MAX, false)] {
             let mut ports = [0; 16];
             ports[2..4].fill(0xff);
             ports[4..8].copy_from_slice(&[first.to_ne_bytes(), last.to_ne_bytes()].concat());
             let range = Match::DestinationPort(Equality::equals(PortRange::new(first, last).unwrap()));
-            assert_eq!(decode_match("tcp", 0, &ports), Some(told.then_some(range).into_iter().collect()));
+            assert_eq!(tcp(&ports), Some(told.then_some(range).into_iter().collect()));
         }
         // A flag that is to be set and is not checked, and flags that are not none.
         for (set, inverted) in [(2, 0), (0, 8), (2, 8)] {
             let mut flags = [0; 16];
             (flags[10], flags[11]) = (set, inverted);
-            assert_eq!(decode_match("tcp", 0, &flags), None, "{set} {inverted}");
+            assert_eq!(tcp(&flags), None, "{set} {inverted}");
         }
     }
 
     #[test]
     fn a_list_of_ports_is_as_long_as_its_structure_has_room() {
-        let list = |ports: u16| {
-            Match::DestinationPorts(Equality::equals((1..=ports).map(PortRange::single).collect()))
-        };
-        let mut full = match_info(&list(15)).unwrap();
-        assert_eq!(decode_match("multiport", 1, &full), Some([list(15)].into()));
-        assert_eq!(match_info(&list(16)), None);
+        let ranges = |ports: u16| (1..=ports).map(PortRange::single).collect::<Vec<_>>();
+        let list = |ports: u16| Match::DestinationPorts(Equality::equals(ranges(ports)));
+        let mut full = info(&list(15)).unwrap();
+        assert_eq!(multiport_ports(&full), Some((MULTIPORT_DESTINATION, Equality::equals(ranges(15)))));
+        assert_eq!(info(&list(16)), None);
         full[1] = 16;
-        assert_eq!(decode_match("multiport", 1, &full), None, "it claims more than fits");
+        assert_eq!(multiport_ports(&full), None, "it claims more than fits");
     }
 
     #[test]

@@ -3,7 +3,8 @@
 use super::{
     batch_error::BatchError,
     iptables,
-    layout::{Item, Layout},
+    layout::Layout,
+    native_state::ChainHook,
     observed::{Observed, SIGNATURE},
     part::{ChainRef, Part},
 };
@@ -16,11 +17,7 @@ use crate::{
     change::{IptablesChange, TableChange},
     state::Entry,
 };
-use redirect_core::{
-    plan::DataPlane,
-    rule::{Chain, Hook, Table},
-    values::Family,
-};
+use redirect_core::{plan::DataPlane, rule::Chain, values::Family};
 
 /// A transaction being written. Nothing is sent by this type.
 #[derive(Debug)]
@@ -119,7 +116,9 @@ impl<'a> Batch<'a> {
             });
         }
         for (chain, layout) in &layouts {
-            self.additions(place(chain), family, layout)?;
+            for (entry, before) in layout.added() {
+                self.rule(place(chain), family, entry, before)?;
+            }
         }
         Ok(())
     }
@@ -130,7 +129,7 @@ impl<'a> Batch<'a> {
             body.text(attribute::chain::TABLE, table.name());
             body.text(attribute::chain::NAME, chain.name());
             if let Chain::Hook(hook) = chain {
-                base_chain(body, table, *hook);
+                ChainHook::built_in(table, *hook).write(body);
             }
         });
     }
@@ -155,23 +154,6 @@ impl<'a> Batch<'a> {
         }
     }
 
-    /// Rules that come: before the next one that stays, or behind all.
-    fn additions(
-        &mut self,
-        place: ChainRef<'a>,
-        family: Family,
-        layout: &Layout<'a>,
-    ) -> Result<(), BatchError> {
-        let mut next_kept = layout.next_kept();
-        for item in &layout.items {
-            match item {
-                Item::Kept { .. } => next_kept.advance(),
-                Item::New(entry) => self.rule(place, family, entry, next_kept.handle())?,
-            }
-        }
-        Ok(())
-    }
-
     fn rule(
         &mut self,
         place: ChainRef<'a>,
@@ -192,7 +174,11 @@ impl<'a> Batch<'a> {
                 body.u64(attribute::rule::POSITION, handle);
             }
         });
-        result.map_err(|why| BatchError::Unencodable { place: place.words(), rule: entry.to_string(), why })
+        result.map_err(|why| BatchError::Unencodable {
+            place: place.to_string(),
+            rule: entry.to_string(),
+            why,
+        })
     }
 }
 
@@ -224,16 +210,6 @@ fn rule_body(body: &mut Writer, entry: &Entry, family: Family) -> Result<(), &'s
             Ok(())
         }
     }
-}
-
-/// What makes a chain a built-in one: those of iptables, to the letter.
-pub(super) fn base_chain(body: &mut Writer, table: Table, hook: Hook) {
-    body.nested(attribute::chain::HOOK, |data| {
-        data.u32(attribute::hook::NUMBER, abi::hook_number(hook));
-        data.u32(attribute::hook::PRIORITY, table.priority(hook).cast_unsigned());
-    });
-    body.u32(attribute::chain::POLICY, abi::POLICY_ACCEPT);
-    body.text(attribute::chain::TYPE, table.chain_type(hook));
 }
 
 /// A transaction ready to be sent.

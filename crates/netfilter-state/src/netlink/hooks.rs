@@ -6,7 +6,7 @@
 
 use crate::expressions::{
     abi::{self, attribute, hooked, kind},
-    wire::{Attribute, Attributes, Message},
+    wire::{Attributes, Message},
 };
 use crate::ruleset::{Api, HookEntry, HookList, HookOwner, TableName};
 
@@ -23,8 +23,8 @@ impl HookList {
         }
         let attributes = message.attributes();
         let family = abi::family_of(message.family)?;
-        let hook = abi::hook_of(attributes.find(attribute::hooked::HOOK)?.u32()?)?;
-        let priority = attributes.find(attribute::hooked::PRIORITY)?.u32()?.cast_signed();
+        let hook = abi::hook_of(attributes.u32(attribute::hooked::HOOK)?)?;
+        let priority = attributes.u32(attribute::hooked::PRIORITY)?.cast_signed();
         let (owner, is_asked_by_nat) = owner(attributes, priority);
         let entries = self.entries.entry((family, hook)).or_default();
         // Readers of the list find address translation in it, whichever kernel this is.
@@ -38,7 +38,7 @@ impl HookList {
 
 /// An entry's owner, and whether address translation runs it.
 fn owner(entry: Attributes<'_>, priority: i32) -> (HookOwner, bool) {
-    let text = |kind| entry.find(kind).and_then(Attribute::text).unwrap_or_default();
+    let text = |kind| entry.text(kind).unwrap_or_default();
     let (function, module) = (text(attribute::hooked::FUNCTION), text(attribute::hooked::MODULE));
     if let Some(owner) = entry.find(attribute::hooked::INFO).and_then(|info| described(info.attributes())) {
         return (owner, function == NAT_CHAIN);
@@ -83,11 +83,11 @@ fn is_harmless(function: &str) -> bool {
 
 /// A chain or program that an entry describes.
 fn described(info: Attributes<'_>) -> Option<HookOwner> {
-    let description = info.find(attribute::hooked_info::DESCRIPTION)?.attributes();
-    match info.find(attribute::hooked_info::TYPE)?.u32()? {
+    let description = info.nested(attribute::hooked_info::DESCRIPTION)?;
+    match info.u32(attribute::hooked_info::TYPE)? {
         hooked::CHAIN => chain(description),
         hooked::PROGRAM => {
-            let id = description.find(attribute::hooked_program::ID)?.u32()?;
+            let id = description.u32(attribute::hooked_program::ID)?;
             Some(HookOwner::Unknown(format!("BPF program {id}")))
         }
         _ => None,
@@ -95,14 +95,13 @@ fn described(info: Attributes<'_>) -> Option<HookOwner> {
 }
 
 fn chain(description: Attributes<'_>) -> Option<HookOwner> {
-    let name = |kind| description.find(kind).map(Attribute::name);
     let family = *description.find(attribute::hooked_chain::FAMILY)?.0.first()?;
     let table = TableName {
         api: Api::NfTables,
         family: abi::table_family(family)?,
-        name: name(attribute::hooked_chain::TABLE)?,
+        name: description.name(attribute::hooked_chain::TABLE)?,
     };
-    Some(HookOwner::Chain(table, name(attribute::hooked_chain::NAME)?))
+    Some(HookOwner::Chain(table, description.name(attribute::hooked_chain::NAME)?))
 }
 
 /// The legacy table that a function reads at a priority.

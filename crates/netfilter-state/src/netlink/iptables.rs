@@ -3,7 +3,7 @@
 use crate::expressions::{
     abi::{base, meta, verdict},
     expression::{AddressOffset, DESTINATION_PORT, Expressions, SOURCE_PORT},
-    xt::{self, Extension},
+    xt,
 };
 use ipnet::IpNet;
 use redirect_core::{
@@ -68,8 +68,8 @@ fn condition(out: &mut Expressions<'_>, condition: &Match, family: Family) -> Re
         | Match::OwnerUid(_)
         | Match::OwnerGid(_)
         | Match::ConnMark(_) => {
-            if let Some(extension) = Extension::of_match(condition) {
-                out.xt(extension, &xt::match_info(condition).ok_or("it lists more ports than the 15 a multiport match has room for; a range counts as two")?);
+            if let Some((extension, info)) = xt::of_match(condition) {
+                out.xt(extension, &info.ok_or("it lists more ports than the 15 a multiport match has room for; a range counts as two")?);
             }
         }
     }
@@ -138,7 +138,7 @@ fn single(is: &Equality<PortRange>) -> Option<[u8; 2]> {
 }
 
 fn target(out: &mut Expressions<'_>, target: &Target, family: Family) {
-    if let (Some(extension), Some(info)) = (Extension::of_target(target), xt::target_info(target, family)) {
+    if let Some((extension, info)) = xt::of_target(target, family) {
         out.xt(extension, &info);
         return;
     }

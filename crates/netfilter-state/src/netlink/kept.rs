@@ -25,14 +25,14 @@ use crate::expressions::{
     expression::{AddressOffset, DESTINATION_PORT, Expressions, SOURCE_PORT},
     wire::Attribute,
 };
+use crate::state::PerFamily;
 use redirect_core::{
     plan::native::Kind,
     rule::{Equality, TcpFlags},
     values::Family,
 };
 
-const SET_V4: &str = "kept-v4";
-const SET_V6: &str = "kept-v6";
+const SETS: PerFamily<&str> = PerFamily { v4: "kept-v4", v6: "kept-v6" };
 /// Before connection tracking, at -200.
 const PRIORITY: i32 = -300;
 const PREROUTING: BaseChain = BaseChain { name: "prerouting", kind: "filter", hook: 0, priority: PRIORITY };
@@ -84,7 +84,7 @@ impl KeptTable {
     pub const NAME: &'static str = "istio-ambient-kept";
 
     /// What to ask the kernel about it, once its list of tables has it.
-    pub const QUESTIONS: [Question<'static>; 4] = own_table::questions(Self::NAME, [SET_V4, SET_V6]);
+    pub const QUESTIONS: [Question<'static>; 4] = own_table::questions(Self::NAME, &SETS);
 
     /// Whether it exists.
     #[must_use]
@@ -160,7 +160,7 @@ impl KeptTable {
                 // Without a time the kernel would keep them for ever.
                 timeout: Some((timeout.max(1), MOST_ADDED.saturating_add(listed))),
             };
-            batch.set(set_name(of), set_id(of), &form);
+            batch.set(SETS.of(of), set_id(of), &form);
         }
         write_connections(&mut batch, connections);
         write_rules(&mut batch, Form::BeingMade);
@@ -193,27 +193,16 @@ impl KeptTable {
     }
 }
 
-/// The name of a family's set.
-const fn set_name(of: Family) -> &'static str {
-    match of {
-        Family::V4 => SET_V4,
-        Family::V6 => SET_V6,
-    }
-}
-
-/// The set's number in a transaction.
-const fn set_id(of: Family) -> u32 {
-    match of {
-        Family::V4 => 1,
-        Family::V6 => 2,
-    }
+/// The number of a family's set in a transaction.
+fn set_id(of: Family) -> u32 {
+    of.number().into()
 }
 
 fn write_connections(batch: &mut TableBatch, connections: &BTreeSet<Connection>) {
     for of in Family::BOTH {
         let of_family = connections.iter().filter(|(own, _)| Family::of(&own.ip()) == of);
         let keys: Vec<Vec<u8>> = of_family.map(|(own, peer)| [end(*own), end(*peer)].concat()).collect();
-        batch.elements(set_name(of), set_id(of), &keys);
+        batch.elements(SETS.of(of), set_id(of), &keys);
     }
 }
 
@@ -224,15 +213,15 @@ fn write_rules(batch: &mut TableBatch, form: Form) {
                 load(rule, of, sends, &Equality::equals(TcpFlags::OPENING));
                 match form {
                     Form::BeingMade => {
-                        rule.update(dynamic_set::ADD, set_name(of), set_id(of));
+                        rule.update(dynamic_set::ADD, SETS.of(of), set_id(of));
                         rule.untrack();
                     }
-                    Form::Settled => rule.update(dynamic_set::DELETE, set_name(of), set_id(of)),
+                    Form::Settled => rule.update(dynamic_set::DELETE, SETS.of(of), set_id(of)),
                 }
             });
             batch.rule(chain, &form.comment(), |rule| {
                 load(rule, of, sends, &Equality::not_equals(TcpFlags::OPENING));
-                rule.lookup_in(false, set_name(of), set_id(of));
+                rule.lookup_in(false, SETS.of(of), set_id(of));
                 rule.untrack();
             });
         }

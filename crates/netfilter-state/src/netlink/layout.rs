@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 
 /// One rule of a chain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Item<'a> {
+enum Item<'a> {
     /// It is there and stays.
     Kept { handle: u64, entry: &'a Entry },
     /// It is added.
@@ -38,7 +38,7 @@ pub(super) struct Layout<'a> {
     /// Whether the chain is there afterwards.
     present: bool,
     /// The rules afterwards, in order.
-    pub(super) items: Vec<Item<'a>>,
+    items: Vec<Item<'a>>,
     /// The handles of the rules that go.
     pub(super) removed: Vec<u64>,
 }
@@ -72,7 +72,7 @@ impl<'a> Layout<'a> {
             return Ok(Self { before: None, present, items: Vec::new(), removed: Vec::new() });
         };
         if !is_as_iptables_has_it(table, chain, facts) {
-            return Err(BatchError::NotBuiltIn(place.words()));
+            return Err(BatchError::NotBuiltIn(place.to_string()));
         }
         let entries = observed.state(family).rules(table, chain);
         let items: Vec<Item<'a>> = facts
@@ -91,7 +91,7 @@ impl<'a> Layout<'a> {
                 self.present = true;
                 return Ok(());
             }
-            _ if !self.present => return Err(BatchError::NoSuchChain(place.words())),
+            _ if !self.present => return Err(BatchError::NoSuchChain(place.to_string())),
             EditOp::Append(_, entry) => self.items.push(Item::New(entry)),
             EditOp::Insert(_, number, entry) => {
                 let index = number.saturating_sub(1).min(self.items.len());
@@ -99,7 +99,7 @@ impl<'a> Layout<'a> {
             }
             EditOp::Delete(_, entry) => {
                 let index = self.items.iter().position(|item| item.entry() == entry).ok_or_else(|| {
-                    BatchError::NoSuchRule { place: place.words(), rule: entry.to_string() }
+                    BatchError::NoSuchRule { place: place.to_string(), rule: entry.to_string() }
                 })?;
                 if let Item::Kept { handle, .. } = self.items.remove(index) {
                     self.removed.push(handle);
@@ -137,33 +137,17 @@ impl<'a> Layout<'a> {
         self.before.is_some_and(|count| count > 0 && count == self.removed.len())
     }
 
-    /// The handles of the rules that stay, to place new ones before them.
-    pub(super) fn next_kept(&self) -> NextKept {
-        let mut handles: Vec<u64> = self
-            .items
-            .iter()
-            .filter_map(|item| match item {
-                Item::Kept { handle, .. } => Some(*handle),
-                Item::New(_) => None,
-            })
-            .collect();
-        handles.reverse();
-        NextKept { handles }
-    }
-}
-
-/// The handles of the rules that stay, the next one last.
-pub(super) struct NextKept {
-    handles: Vec<u64>,
-}
-
-impl NextKept {
-    pub(super) fn advance(&mut self) {
-        self.handles.pop();
-    }
-
-    pub(super) fn handle(&self) -> Option<u64> {
-        self.handles.last().copied()
+    /// The rules that come, each with the handle of the next one that stays.
+    pub(super) fn added(&self) -> Vec<(&'a Entry, Option<u64>)> {
+        let (mut next, mut added) = (None, Vec::new());
+        for item in self.items.iter().rev() {
+            match item {
+                Item::Kept { handle, .. } => next = Some(*handle),
+                Item::New(entry) => added.push((*entry, next)),
+            }
+        }
+        added.reverse();
+        added
     }
 }
 

@@ -27,10 +27,10 @@ use std::{
 };
 
 /// What a set may be created with; the rest is for reading only.
-const SET_ATTRIBUTES: [u16; 11] = {
+const SET_ATTRIBUTES: [u16; 13] = {
     use attribute::set::{
-        DATA_LENGTH, DATA_TYPE, DESCRIPTION, EXPRESSION, EXPRESSIONS, FLAGS, KEY_LENGTH, KEY_TYPE,
-        OBJECT_TYPE, POLICY, USER_DATA,
+        DATA_LENGTH, DATA_TYPE, DESCRIPTION, EXPRESSION, EXPRESSIONS, FLAGS, GC_INTERVAL, KEY_LENGTH,
+        KEY_TYPE, OBJECT_TYPE, POLICY, TIMEOUT, USER_DATA,
     };
     [
         FLAGS,
@@ -44,10 +44,10 @@ const SET_ATTRIBUTES: [u16; 11] = {
         OBJECT_TYPE,
         EXPRESSION,
         EXPRESSIONS,
+        TIMEOUT,
+        GC_INTERVAL,
     ]
 };
-/// The same for sets whose elements end.
-const SET_TIMES: [u16; 2] = [attribute::set::TIMEOUT, attribute::set::GC_INTERVAL];
 /// What an element may be created with.
 const ELEMENT_ATTRIBUTES: [u16; 9] = {
     use attribute::element::{
@@ -220,8 +220,11 @@ impl<'a> TableChange<'a> {
             batch.native_part(kind::NEW_CHAIN, flags::CREATE, "a chain of a native table", |body| {
                 body.text(attribute::chain::TABLE, self.name);
                 body.text(attribute::chain::NAME, name);
-                if let Some(hook) = &wanted.hook {
-                    base_chain(body, hook, kept.is_none());
+                match (&wanted.hook, kept) {
+                    (Some(hook), None) => hook.write(body),
+                    // Only the policy of one that is there can change.
+                    (Some(hook), Some(_)) => body.u32(attribute::chain::POLICY, hook.policy),
+                    (None, _) => {}
                 }
             });
         }
@@ -298,7 +301,6 @@ impl<'a> TableChange<'a> {
             body.text(attribute::set::NAME, name);
             body.u32(attribute::set::ID, number);
             copy(body, &set.attributes, &SET_ATTRIBUTES);
-            copy(body, &set.attributes, &SET_TIMES);
         });
         for elements in messages(&set.elements) {
             batch.native_part(kind::NEW_SET_ELEMENT, flags::CREATE, WORDS, |body| {
@@ -314,18 +316,6 @@ impl<'a> TableChange<'a> {
         }
         number
     }
-}
-
-/// A base chain's place; one that is there keeps it, only its policy can change.
-fn base_chain(body: &mut Writer, hook: &ChainHook, is_new: bool) {
-    if is_new {
-        body.nested(attribute::chain::HOOK, |data| {
-            data.u32(attribute::hook::NUMBER, hook.number);
-            data.u32(attribute::hook::PRIORITY, hook.priority);
-        });
-        body.text(attribute::chain::TYPE, &hook.kind);
-    }
-    body.u32(attribute::chain::POLICY, hook.policy);
 }
 
 fn copy(body: &mut Writer, attributes: &RawAttributes, allowed: &[u16]) {

@@ -3,7 +3,7 @@
 use crate::expressions::{
     abi::{self, attribute, family, kind},
     reading::{self, Expression, Field},
-    wire::{Attribute, Attributes, Message},
+    wire::{Attribute, Attributes, Message, Writer},
 };
 use redirect_core::{
     plan::DataPlane,
@@ -100,14 +100,24 @@ impl ChainHook {
 
     /// From the attributes of a chain; none where it hangs on no hook.
     pub(super) fn read(chain: Attributes<'_>) -> Option<Self> {
-        let hook = chain.find(attribute::chain::HOOK)?.attributes();
-        let policy = chain.find(attribute::chain::POLICY).and_then(Attribute::u32);
+        let hook = chain.nested(attribute::chain::HOOK)?;
+        let policy = chain.u32(attribute::chain::POLICY);
         Some(Self {
-            number: hook.find(attribute::hook::NUMBER)?.u32()?,
-            priority: hook.find(attribute::hook::PRIORITY)?.u32()?,
-            kind: chain.find(attribute::chain::TYPE)?.text()?.into(),
+            number: hook.u32(attribute::hook::NUMBER)?,
+            priority: hook.u32(attribute::hook::PRIORITY)?,
+            kind: chain.text(attribute::chain::TYPE)?.into(),
             policy: policy.unwrap_or(abi::POLICY_ACCEPT),
         })
+    }
+
+    /// Writes it as the attributes of a new chain.
+    pub(super) fn write(&self, chain: &mut Writer) {
+        chain.nested(attribute::chain::HOOK, |hook| {
+            hook.u32(attribute::hook::NUMBER, self.number);
+            hook.u32(attribute::hook::PRIORITY, self.priority);
+        });
+        chain.u32(attribute::chain::POLICY, self.policy);
+        chain.text(attribute::chain::TYPE, &self.kind);
     }
 
     /// All but its policy, which alone can change.
@@ -261,30 +271,30 @@ impl NativeState {
 
     /// The table that an attribute names, if it is one of the mesh's.
     fn table_of(&mut self, attributes: Attributes<'_>, kind: u16) -> Option<&mut NativeTable> {
-        let given = attributes.find(kind)?.text()?;
+        let given = attributes.text(kind)?;
         let name = DataPlane::NFT_TABLES.into_iter().find(|name| *name == given)?;
         Some(Arc::make_mut(self.tables.entry(name).or_default()))
     }
 
     fn table(&mut self, message: &Message<'_>) -> Option<()> {
-        let flags = message.attributes().find(attribute::table::FLAGS).and_then(Attribute::u32);
+        let flags = message.attributes().u32(attribute::table::FLAGS);
         self.table_of(message.attributes(), attribute::table::NAME)?.flags = flags.unwrap_or_default();
         Some(())
     }
 
     fn chain(&mut self, message: &Message<'_>) -> Option<()> {
         let attributes = message.attributes();
-        let name = attributes.find(attribute::chain::NAME)?.text()?;
+        let name = attributes.text(attribute::chain::NAME)?;
         self.table_of(attributes, attribute::chain::TABLE)?.chain(name).hook = ChainHook::read(attributes);
         Some(())
     }
 
     fn rule(&mut self, message: &Message<'_>) -> Option<()> {
         let attributes = message.attributes();
-        let chain = attributes.find(attribute::rule::CHAIN)?.text()?;
+        let chain = attributes.text(attribute::rule::CHAIN)?;
         let list = attributes.find(attribute::rule::EXPRESSIONS).unwrap_or(Attribute(&[]));
         let rule = NativeRule {
-            handle: attributes.find(attribute::rule::HANDLE).and_then(Attribute::u64),
+            handle: attributes.u64(attribute::rule::HANDLE),
             expressions: list.0.into(),
             user_data: attributes.find(attribute::rule::USER_DATA).map(|data| data.0.into()),
         };
@@ -304,7 +314,7 @@ impl NativeState {
         let attributes = message.attributes();
         let key = set_key(attributes, attribute::elements::SET, attribute::elements::SET_ID)?;
         let set = self.table_of(attributes, attribute::elements::TABLE)?.sets.entry(key).or_default();
-        for (_, element) in attributes.find(attribute::elements::ELEMENTS)?.attributes() {
+        for (_, element) in attributes.nested(attribute::elements::ELEMENTS)? {
             set.add(element.attributes());
         }
         Some(())
@@ -403,7 +413,7 @@ impl SetState {
         self.elements.push(raw(element));
         let key = |kind| element.find(kind).map(key_bytes);
         let (key, last_key) = (key(attribute::element::KEY), key(attribute::element::KEY_END));
-        let flags = element.find(attribute::element::FLAGS).and_then(Attribute::u32).unwrap_or_default();
+        let flags = element.u32(attribute::element::FLAGS).unwrap_or_default();
         let ends = flags & abi::set::END_OF_INTERVAL != 0;
         // An interval's end at 0 is only the begin of what is in no interval.
         if !ends || key.iter().flatten().any(|byte| *byte != 0) {
@@ -459,9 +469,9 @@ pub(super) fn raw(attributes: Attributes<'_>) -> RawAttributes {
 
 /// In a transaction, sets are distinguished by their number; the kernel knows names.
 fn set_key(attributes: Attributes<'_>, name: u16, number: u16) -> Option<SetKey> {
-    let name = attributes.find(name)?.text()?;
+    let name = attributes.text(name)?;
     if name == crate::expressions::abi::ANONYMOUS_SET {
-        return attributes.find(number)?.u32().map(SetKey::Number);
+        return attributes.u32(number).map(SetKey::Number);
     }
     Some(SetKey::Name(name.into()))
 }

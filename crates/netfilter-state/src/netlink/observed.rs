@@ -9,7 +9,7 @@ use crate::expressions::{
     decode,
     wire::{Attribute, Attributes, Message},
 };
-use crate::ruleset::HookedRules;
+use crate::ruleset::{HookedRules, TableFamily};
 use crate::state::{Entry, IptablesTables, PerFamily, RawRule};
 use redirect_core::{
     plan::DataPlane,
@@ -215,7 +215,7 @@ impl Observed {
 
     fn table(&mut self, message: &Message<'_>) -> Option<()> {
         let attributes = message.attributes();
-        let name = attributes.find(attribute::table::NAME)?.text()?;
+        let name = attributes.text(attribute::table::NAME)?;
         if message.family == family::INET {
             self.keeps_connections |= name == KeptTable::NAME;
             if DataPlane::NFT_TABLES.contains(&name) {
@@ -226,23 +226,22 @@ impl Observed {
         let table = Table::named(name)?;
         let family = abi::family_of(message.family)?;
         self.families.of_mut(family).tables.entry(table).or_default();
-        self.obstacles_in(attributes, format!("{} {name}", abi::family_word(family)));
+        self.obstacles_in(attributes, format!("{} {name}", TableFamily::from(family).name()));
         Some(())
     }
 
     fn obstacles_in(&mut self, attributes: Attributes<'_>, table: String) {
-        let number = |kind| attributes.find(kind).and_then(Attribute::u32);
-        if number(attribute::table::FLAGS).unwrap_or_default() & abi::DORMANT != 0 {
+        if attributes.u32(attribute::table::FLAGS).unwrap_or_default() & abi::DORMANT != 0 {
             self.obstacles.insert(Obstacle::Dormant { table: table.clone() });
         }
-        let owner = number(attribute::table::OWNER);
+        let owner = attributes.u32(attribute::table::OWNER);
         self.obstacles.extend(owner.map(|owner| Obstacle::Owned { table, owner }));
     }
 
     fn chain(&mut self, message: &Message<'_>) -> Option<()> {
         let attributes = message.attributes();
-        let table = Table::named(attributes.find(attribute::chain::TABLE)?.text()?)?;
-        let chain = Chain::named(attributes.find(attribute::chain::NAME)?.text()?);
+        let table = Table::named(attributes.text(attribute::chain::TABLE)?)?;
+        let chain = Chain::named(attributes.text(attribute::chain::NAME)?);
         let tables = self.families.of_mut(abi::family_of(message.family)?);
         // Built-in chains without rules do not count as declared: with the other backends they are always there.
         if !matches!(chain, Chain::Hook(_)) {
@@ -254,9 +253,9 @@ impl Observed {
 
     fn rule(&mut self, message: &Message<'_>) -> Option<()> {
         let attributes = message.attributes();
-        let table = Table::named(attributes.find(attribute::rule::TABLE)?.text()?)?;
-        let chain = Chain::named(attributes.find(attribute::rule::CHAIN)?.text()?);
-        let handle = attributes.find(attribute::rule::HANDLE)?.u64()?;
+        let table = Table::named(attributes.text(attribute::rule::TABLE)?)?;
+        let chain = Chain::named(attributes.text(attribute::rule::CHAIN)?);
+        let handle = attributes.u64(attribute::rule::HANDLE)?;
         let expressions = attributes.find(attribute::rule::EXPRESSIONS).unwrap_or(Attribute(&[]));
         let user_data = attributes.find(attribute::rule::USER_DATA);
         let family = abi::family_of(message.family)?;
@@ -279,15 +278,15 @@ fn is_others_chain(chain: &Chain) -> bool {
 
 /// Whether a message is about another program's table, or about such a chain.
 fn is_others(message: &Message<'_>) -> bool {
-    let name = |kind| message.attributes().find(kind).and_then(Attribute::text);
+    let attributes = message.attributes();
     let is_table = |name: &str| match message.family {
         family::INET => DataPlane::NFT_TABLES.contains(&name),
         other => abi::family_of(other).is_some() && Table::named(name).is_some(),
     };
     match message.kind {
-        kind::NEW_TABLE => !name(attribute::table::NAME).is_some_and(is_table),
+        kind::NEW_TABLE => !attributes.text(attribute::table::NAME).is_some_and(is_table),
         kind::NEW_CHAIN if message.family != family::INET => {
-            name(attribute::chain::NAME).is_none_or(|name| is_others_chain(&Chain::named(name)))
+            attributes.text(attribute::chain::NAME).is_none_or(|name| is_others_chain(&Chain::named(name)))
         }
         _ => false,
     }

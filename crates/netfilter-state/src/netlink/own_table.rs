@@ -1,12 +1,12 @@
 //! Small tables of ambient mode, of family inet, that one transaction writes whole: how their parts become messages, and are known again.
 
-use super::{Message, Question};
+use super::{Message, Question, native_state::ChainHook};
 use crate::expressions::{
     abi::{self, attribute, family, flags, kind},
     expression::Expressions,
     wire::{Attribute, Head, Writer},
 };
-use crate::ruleset::TableFamily::Inet;
+use crate::{ruleset::TableFamily::Inet, state::PerFamily};
 use std::net::IpAddr;
 
 /// The most elements of a message: an attribute holds less than 64 KiB.
@@ -26,15 +26,17 @@ impl BaseChain {
     /// Whether the kernel's message is about this chain, as it should be.
     pub(super) fn is(&self, message: &Message<'_>) -> bool {
         let attributes = message.attributes();
-        let text = |kind| attributes.find(kind).and_then(Attribute::text);
-        let hook = attributes.find(attribute::chain::HOOK).map(Attribute::attributes);
-        let number = |kind| hook.and_then(|hook| hook.find(kind)).and_then(Attribute::u32);
-        let policy = attributes.find(attribute::chain::POLICY).and_then(Attribute::u32);
-        text(attribute::chain::NAME) == Some(self.name)
-            && text(attribute::chain::TYPE) == Some(self.kind)
-            && number(attribute::hook::NUMBER) == Some(self.hook)
-            && number(attribute::hook::PRIORITY) == Some(self.priority.cast_unsigned())
-            && policy == Some(abi::POLICY_ACCEPT)
+        attributes.text(attribute::chain::NAME) == Some(self.name)
+            && ChainHook::read(attributes) == Some(self.place())
+    }
+
+    fn place(&self) -> ChainHook {
+        ChainHook {
+            number: self.hook,
+            priority: self.priority.cast_unsigned(),
+            kind: self.kind.into(),
+            policy: abi::POLICY_ACCEPT,
+        }
     }
 }
 
@@ -50,15 +52,12 @@ pub(super) struct Seen {
 }
 
 impl Seen {
-    /// Before the first message.
-    pub(super) const NOTHING: Self = Self { exists: false, is_altered: false, chains: (0, 0), rules: 0 };
-
     /// Takes a message about the table, which is to have these chains.
     pub(super) fn take(&mut self, message: &Message<'_>, chains: &[BaseChain]) {
         match message.kind {
             kind::NEW_TABLE => {
                 self.exists = true;
-                let flags = message.attributes().find(attribute::table::FLAGS).and_then(Attribute::u32);
+                let flags = message.attributes().u32(attribute::table::FLAGS);
                 self.is_altered = flags.is_some_and(|flags| flags != 0);
             }
             kind::NEW_CHAIN => {
@@ -88,12 +87,12 @@ pub(super) struct SetForm {
 }
 
 /// What to ask about such a table, which has these sets.
-pub(super) const fn questions(table: &'static str, [v4, v6]: [&'static str; 2]) -> [Question<'static>; 4] {
+pub(super) const fn questions(table: &'static str, sets: &PerFamily<&'static str>) -> [Question<'static>; 4] {
     [
         Question::Chains(Some(Inet)),
         Question::RulesOfTable(Inet, table),
-        Question::Elements(Inet, table, v4),
-        Question::Elements(Inet, table, v6),
+        Question::Elements(Inet, table, sets.v4),
+        Question::Elements(Inet, table, sets.v6),
     ]
 }
 
@@ -112,8 +111,7 @@ pub(super) fn elements<'a>(message: &Message<'a>) -> impl Iterator<Item = Attrib
 
 /// The key of an element.
 pub(super) fn key(element: Attribute<'_>) -> Option<&[u8]> {
-    let key = element.attributes().find(attribute::element::KEY)?;
-    Some(key.attributes().find(attribute::data::VALUE)?.0)
+    element.attributes().value(attribute::element::KEY)
 }
 
 /// A rule's comment, as nft keeps it: type 0, its length, and its text.
@@ -192,12 +190,7 @@ impl TableBatch {
         self.part(kind::NEW_CHAIN, flags::CREATE, |body| {
             body.text(attribute::chain::TABLE, table);
             body.text(attribute::chain::NAME, chain.name);
-            body.nested(attribute::chain::HOOK, |hook| {
-                hook.u32(attribute::hook::NUMBER, chain.hook);
-                hook.u32(attribute::hook::PRIORITY, chain.priority.cast_unsigned());
-            });
-            body.u32(attribute::chain::POLICY, abi::POLICY_ACCEPT);
-            body.text(attribute::chain::TYPE, chain.kind);
+            chain.place().write(body);
         });
     }
 

@@ -19,12 +19,6 @@ pub struct ChainRef<'a> {
     pub chain: &'a Chain,
 }
 
-impl ChainRef<'_> {
-    pub(super) fn words(&self) -> String {
-        format!("{self}")
-    }
-}
-
 impl fmt::Display for ChainRef<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {}", self.family, crate::state::place(self.table, self.chain))

@@ -20,10 +20,10 @@ use crate::expressions::{
     expression::AddressOffset,
     wire::{Head, Writer},
 };
+use crate::state::PerFamily;
 use redirect_core::{plan::native::Kind, values::Family};
 
-const SET_V4: &str = "pods-v4";
-const SET_V6: &str = "pods-v6";
+const SETS: PerFamily<&str> = PerFamily { v4: "pods-v4", v6: "pods-v6" };
 /// Before chains that masquerade, at 100: the first chain that translates a connection decides.
 const POSTROUTING: BaseChain = BaseChain { name: "postrouting", kind: "nat", hook: 4, priority: 99 };
 /// Before connection tracking, at -200: what is dropped leaves no entry.
@@ -54,12 +54,12 @@ impl ProbeTable {
     const NAME: &'static str = "istio-ambient-probes";
 
     /// What to ask the kernel about it, once its list of tables has it.
-    pub const QUESTIONS: [Question<'static>; 4] = own_table::questions(Self::NAME, [SET_V4, SET_V6]);
+    pub const QUESTIONS: [Question<'static>; 4] = own_table::questions(Self::NAME, &SETS);
 
     /// One of which the kernel has reported nothing, and which is to give probes these sources.
     #[must_use]
-    pub const fn new(sources: ProbeSources) -> Self {
-        Self { sources, seen: own_table::Seen::NOTHING, rules: 0, addresses: BTreeSet::new() }
+    pub fn new(sources: ProbeSources) -> Self {
+        Self { sources, seen: own_table::Seen::default(), rules: 0, addresses: BTreeSet::new() }
     }
 
     /// Whether it exists.
@@ -120,10 +120,10 @@ impl ProbeTable {
                 key_length: sets::length(kind),
                 timeout: None,
             };
-            batch.set(set_name(of), id, &form);
+            batch.set(SETS.of(of), id, &form);
             let of_family = addresses.iter().filter(|address| Family::of(address) == of);
             let keys: Vec<Vec<u8>> = of_family.map(|address| octets(*address)).collect();
-            batch.elements(set_name(of), id, &keys);
+            batch.elements(SETS.of(of), id, &keys);
             translate(&mut batch, of, id, sources.of(of));
             // The node's probes leave it by that chain, and never come.
             drop_all(&mut batch, &PREROUTING, of, AddressOffset::source(of), sources.of(of));
@@ -159,14 +159,6 @@ impl ProbeTable {
     }
 }
 
-/// The name of a family's set.
-const fn set_name(of: Family) -> &'static str {
-    match of {
-        Family::V4 => SET_V4,
-        Family::V6 => SET_V6,
-    }
-}
-
 /// A rule's comment.
 fn comment(source: IpAddr) -> String {
     format!("{COMMENT} {source}")
@@ -181,7 +173,7 @@ fn translate(batch: &mut TableBatch, of: Family, id: u32, source: IpAddr) {
         rule.is(true, &NO_USER.to_ne_bytes());
         let length = sets::length(Kind::Addresses(of));
         rule.payload(abi::base::NETWORK, AddressOffset::destination(of).0, length);
-        rule.lookup_in(false, set_name(of), id);
+        rule.lookup_in(false, SETS.of(of), id);
         rule.value(&octets(source));
         rule.source_nat(of.number());
     });

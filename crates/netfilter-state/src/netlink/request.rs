@@ -1,7 +1,7 @@
 //! Questions to the kernel, none of which changes anything.
 
 use crate::expressions::{
-    abi::{self, attribute, family, flags, kind},
+    abi::{attribute, family, flags, hook_number, kind, table_family_number},
     wire::{Head, Message, Writer},
     xt::Extension,
 };
@@ -41,41 +41,32 @@ impl Question<'_> {
     /// The message that asks it, with this number.
     #[must_use]
     pub fn message(self, sequence: u32) -> Vec<u8> {
-        let (kind, flags) = self.kind();
-        let flags = flags | flags::REQUEST;
+        let (kind, flags, family) = self.head();
         let mut writer = Writer::default();
-        let head = Head { kind, flags, sequence, family: self.family(), resource: 0 };
+        let head = Head { kind, flags: flags | flags::REQUEST, sequence, family, resource: 0 };
         writer.message(head, |body| self.write(body));
         // A question is short; it always fits.
         writer.finish().unwrap_or_default()
     }
 
-    const fn kind(self) -> (u16, u16) {
+    /// Its type, its flags and its family.
+    const fn head(self) -> (u16, u16, u8) {
+        const ALL: u8 = family::UNSPECIFIED;
         match self {
-            Self::Generation => (kind::GET_GENERATION, 0),
-            Self::Tables => (kind::GET_TABLE, flags::DUMP),
-            Self::Chains(_) => (kind::GET_CHAIN, flags::DUMP),
-            Self::Rules | Self::RulesOfTable(..) | Self::RulesOfChain(..) => (kind::GET_RULE, flags::DUMP),
-            Self::Sets | Self::SetsOfTable(..) => (kind::GET_SET, flags::DUMP),
-            Self::Elements(..) => (kind::GET_SET_ELEMENT, flags::DUMP),
-            Self::Objects(..) => (kind::GET_OBJECT, flags::DUMP),
-            Self::Hooks(..) => (kind::HOOKS, flags::DUMP),
-            Self::Extension(..) => (kind::GET_COMPAT, flags::ACK),
-        }
-    }
-
-    const fn family(self) -> u8 {
-        match self {
-            Self::Generation | Self::Tables | Self::Chains(None) | Self::Rules | Self::Sets => {
-                family::UNSPECIFIED
+            Self::Generation => (kind::GET_GENERATION, 0, ALL),
+            Self::Tables => (kind::GET_TABLE, flags::DUMP, ALL),
+            Self::Chains(None) => (kind::GET_CHAIN, flags::DUMP, ALL),
+            Self::Chains(Some(of)) => (kind::GET_CHAIN, flags::DUMP, table_family_number(of)),
+            Self::Rules => (kind::GET_RULE, flags::DUMP, ALL),
+            Self::RulesOfTable(of, _) | Self::RulesOfChain(of, ..) => {
+                (kind::GET_RULE, flags::DUMP, table_family_number(of))
             }
-            Self::Chains(Some(of))
-            | Self::RulesOfTable(of, _)
-            | Self::RulesOfChain(of, ..)
-            | Self::SetsOfTable(of, _)
-            | Self::Elements(of, ..)
-            | Self::Objects(of, _) => abi::table_family_number(of),
-            Self::Hooks(of, _) | Self::Extension(of, _) => of.number(),
+            Self::Sets => (kind::GET_SET, flags::DUMP, ALL),
+            Self::SetsOfTable(of, _) => (kind::GET_SET, flags::DUMP, table_family_number(of)),
+            Self::Elements(of, ..) => (kind::GET_SET_ELEMENT, flags::DUMP, table_family_number(of)),
+            Self::Objects(of, _) => (kind::GET_OBJECT, flags::DUMP, table_family_number(of)),
+            Self::Hooks(of, _) => (kind::HOOKS, flags::DUMP, of.number()),
+            Self::Extension(of, _) => (kind::GET_COMPAT, flags::ACK, of.number()),
         }
     }
 
@@ -93,7 +84,7 @@ impl Question<'_> {
                 body.text(attribute::elements::SET, set);
             }
             Self::Objects(_, table) => body.text(attribute::object::TABLE, table),
-            Self::Hooks(_, hook) => body.u32(attribute::hooked::HOOK, abi::hook_number(hook)),
+            Self::Hooks(_, hook) => body.u32(attribute::hooked::HOOK, hook_number(hook)),
             Self::Extension(_, extension) => {
                 body.text(attribute::xt::NAME, extension.name);
                 body.u32(attribute::xt::REVISION, extension.revision);
@@ -107,8 +98,7 @@ impl<'a> Message<'a> {
     /// The generation of the ruleset that the message announces.
     #[must_use]
     pub fn generation(&self) -> Option<u32> {
-        (self.kind == kind::NEW_GENERATION)
-            .then(|| self.attributes().find(attribute::generation::ID)?.u32())?
+        (self.kind == kind::NEW_GENERATION).then(|| self.attributes().u32(attribute::generation::ID))?
     }
 
     /// Who made a generation, if the message announces one: the process (strictly, its thread) as the initial pid namespace numbers it,
@@ -118,8 +108,8 @@ impl<'a> Message<'a> {
         if self.kind != kind::NEW_GENERATION {
             return None;
         }
-        let process = self.attributes().find(attribute::generation::PROCESS)?.u32()?;
-        let name = self.attributes().find(attribute::generation::PROCESS_NAME)?.text()?;
+        let process = self.attributes().u32(attribute::generation::PROCESS)?;
+        let name = self.attributes().text(attribute::generation::PROCESS_NAME)?;
         Some((process, name))
     }
 }

@@ -1,5 +1,6 @@
 //! All tables of a namespace, of any program, read from the kernel's answers.
 
+use super::native_state::ChainHook;
 use crate::expressions::{
     abi::{self, attribute, device_hook, family, kind},
     reading::sets,
@@ -47,12 +48,12 @@ impl HookedRules {
 
     fn table_of(&mut self, message: &Message<'_>, name: u16) -> Option<&mut TableState> {
         let family = abi::table_family(message.family)?;
-        let name = message.attributes().find(name)?.name();
+        let name = message.attributes().name(name)?;
         Some(self.table(TableName { api: Api::NfTables, family, name }))
     }
 
     fn take_table(&mut self, message: &Message<'_>) -> Option<()> {
-        let flags = message.attributes().find(attribute::table::FLAGS).and_then(Attribute::u32);
+        let flags = message.attributes().u32(attribute::table::FLAGS);
         let table = self.table_of(message, attribute::table::NAME)?;
         table.dormant = flags.is_some_and(|flags| flags & abi::DORMANT != 0);
         Some(())
@@ -144,12 +145,12 @@ impl HookedRules {
 
     fn take_chain(&mut self, message: &Message<'_>) -> Option<()> {
         let attributes = message.attributes();
-        let name = attributes.find(attribute::chain::NAME)?.name();
-        let hung = attributes.find(attribute::chain::HOOK).map(Attribute::attributes);
-        let base = hung.and_then(|hook| base(message.family, attributes, hook));
+        let name = attributes.name(attribute::chain::NAME)?;
+        let hung = attributes.nested(attribute::chain::HOOK);
+        let base = base(message.family, attributes);
         let device = hung.and_then(|hook| device_base(message.family, attributes, hook));
-        let handle = attributes.find(attribute::chain::HANDLE).and_then(Attribute::u64).unwrap_or_default();
-        let uses = attributes.find(attribute::chain::USE).and_then(Attribute::u32).unwrap_or_default();
+        let handle = attributes.u64(attribute::chain::HANDLE).unwrap_or_default();
+        let uses = attributes.u32(attribute::chain::USE).unwrap_or_default();
         let table = self.table_of(message, attribute::chain::TABLE)?;
         let chain = table.chains.entry(name).or_default();
         (chain.handle, chain.base, chain.device, chain.uses) = (handle, base, device, uses);
@@ -158,7 +159,7 @@ impl HookedRules {
 
     fn take_rule(&mut self, message: &Message<'_>) -> Option<()> {
         let attributes = message.attributes();
-        let chain = attributes.find(attribute::rule::CHAIN)?.name();
+        let chain = attributes.name(attribute::rule::CHAIN)?;
         let list = attributes.find(attribute::rule::EXPRESSIONS).unwrap_or(Attribute(&[]));
         let mut looked_up = self.looked_up;
         let table = self.table_of(message, attribute::rule::TABLE)?;
@@ -196,24 +197,20 @@ fn may_be_planned(table: &str, chain: &str, state: &ChainState) -> bool {
 }
 
 /// Where a chain hangs on a hook of IP, if it does.
-fn base(family: u8, chain: Attributes<'_>, hook: Attributes<'_>) -> Option<Base> {
-    if family == family::NETDEV {
-        return None;
-    }
-    let number = hook.find(attribute::hook::NUMBER)?.u32()?;
-    let kind = chain.find(attribute::chain::TYPE)?.text()?;
+fn base(family: u8, chain: Attributes<'_>) -> Option<Base> {
+    let hung = ChainHook::read(chain).filter(|_| family != family::NETDEV)?;
     Some(Base {
-        hook: abi::hook_of(number)?,
-        priority: hook.find(attribute::hook::PRIORITY)?.u32()?.cast_signed(),
-        is_nat: kind == "nat",
-        drops: drops(chain),
-        reroutes: kind == "route",
+        hook: abi::hook_of(hung.number)?,
+        priority: hung.priority.cast_signed(),
+        is_nat: hung.kind == "nat",
+        drops: hung.policy == POLICY_DROP,
+        reroutes: hung.kind == "route",
     })
 }
 
 /// Where a chain hangs on interfaces, if it does.
 fn device_base(family: u8, chain: Attributes<'_>, hook: Attributes<'_>) -> Option<DeviceBase> {
-    let direction = match (family, hook.find(attribute::hook::NUMBER)?.u32()?) {
+    let direction = match (family, hook.u32(attribute::hook::NUMBER)?) {
         (family::NETDEV, device_hook::INGRESS) | (family::INET, device_hook::INET_INGRESS) => {
             Direction::Ingress
         }
@@ -228,16 +225,12 @@ fn device_base(family: u8, chain: Attributes<'_>, hook: Attributes<'_>) -> Optio
     // Of several interfaces the first may be said on its own, too.
     let mut devices: Vec<String> = match hook.find(attribute::hook::DEVICES) {
         Some(devices) => devices.attributes().filter_map(named).collect(),
-        None => hook.find(attribute::hook::DEVICE).map(Attribute::name).into_iter().collect(),
+        None => hook.name(attribute::hook::DEVICE).into_iter().collect(),
     };
     devices.sort_unstable();
-    let priority = hook.find(attribute::hook::PRIORITY)?.u32()?.cast_signed();
-    Some(DeviceBase { direction, devices, priority, drops: drops(chain) })
-}
-
-/// Whether a chain's policy is to drop.
-fn drops(chain: Attributes<'_>) -> bool {
-    chain.find(attribute::chain::POLICY).and_then(Attribute::u32) == Some(POLICY_DROP)
+    let priority = hook.u32(attribute::hook::PRIORITY)?.cast_signed();
+    let drops = chain.u32(attribute::chain::POLICY) == Some(POLICY_DROP);
+    Some(DeviceBase { direction, devices, priority, drops })
 }
 
 #[cfg(test)]

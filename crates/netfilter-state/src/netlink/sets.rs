@@ -5,6 +5,7 @@ use crate::expressions::{
     abi::{attribute, key_type, set},
     wire::Writer,
 };
+use crate::ruleset::Selector;
 use redirect_core::{
     plan::native::{Kind, Ranges},
     values::Family,
@@ -40,7 +41,7 @@ fn elements(ranges: &Ranges) -> Vec<Element> {
     }
     for (first, last) in all {
         elements.push((*first, false));
-        if *last < greatest(ranges.kind()) {
+        if *last < selector(ranges.kind()).most() {
             elements.push((last.saturating_add(1), true));
         }
     }
@@ -86,19 +87,14 @@ pub(super) const fn key_type(kind: Kind) -> u32 {
 
 /// The length of a key in bytes.
 pub(super) const fn length(kind: Kind) -> u32 {
-    match kind {
-        Kind::Ports => 2,
-        Kind::Addresses(Family::V4) => 4,
-        Kind::Addresses(Family::V6) => 16,
-    }
+    selector(kind).length()
 }
 
-/// The greatest key.
-const fn greatest(kind: Kind) -> u128 {
+/// What a key is looked up for.
+const fn selector(kind: Kind) -> Selector {
     match kind {
-        Kind::Ports => u16::MAX as u128,
-        Kind::Addresses(Family::V4) => u32::MAX as u128,
-        Kind::Addresses(Family::V6) => u128::MAX,
+        Kind::Ports => Selector::DestinationPort,
+        Kind::Addresses(family) => Selector::Destination(family),
     }
 }
 

@@ -96,8 +96,8 @@ impl Kernel {
     fn commit(&mut self, bytes: &[u8]) {
         for message in Messages::new(bytes) {
             let sent: Sent = message.attributes().map(|(kind, value)| (kind, value.0.to_vec())).collect();
-            let text = |kind| message.attributes().find(kind).and_then(Attribute::text).unwrap().to_owned();
-            let number = |kind| message.attributes().find(kind).and_then(Attribute::u64);
+            let text = |kind| message.attributes().text(kind).unwrap().to_owned();
+            let number = |kind| message.attributes().u64(kind);
             let family = message.family;
             let of_rule = || (family, text(attribute::rule::TABLE), text(attribute::rule::CHAIN));
             match message.kind {
@@ -626,7 +626,7 @@ fn no_address_at_all_is_compared_with_every_bit_masked() {
     assert_eq!(decoded(&bytes, Family::V4), Some(rule));
     let lengths = Attribute(&bytes).attributes().filter_map(|(_, element)| {
         let (name, data) = reading::name_and_data(element)?;
-        (name == "payload").then(|| data.find(attribute::payload::LENGTH)?.u32())?
+        (name == "payload").then(|| data.u32(attribute::payload::LENGTH))?
     });
     assert_eq!(lengths.collect::<Vec<_>>(), [4]);
 }

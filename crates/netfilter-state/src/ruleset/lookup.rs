@@ -184,20 +184,30 @@ impl Selector {
     /// Its largest value.
     #[must_use]
     pub const fn most(self) -> u128 {
+        match self.length() {
+            1 => u8::MAX as u128,
+            2 => u16::MAX as u128,
+            4 => u32::MAX as u128,
+            _ => u128::MAX,
+        }
+    }
+
+    /// How many bytes a value takes.
+    pub(crate) const fn length(self) -> u32 {
         match self {
-            Self::Family | Self::Protocol | Self::Direction | Self::TcpFlags => u8::MAX as u128,
-            Self::SourcePort | Self::DestinationPort => u16::MAX as u128,
+            Self::Family | Self::Protocol | Self::Direction | Self::TcpFlags => 1,
+            Self::SourcePort | Self::DestinationPort => 2,
             Self::Source(Family::V4)
             | Self::Destination(Family::V4)
             | Self::User
             | Self::Group
             | Self::Mark
             | Self::ConnMark
-            | Self::State => u32::MAX as u128,
+            | Self::State => 4,
             Self::Source(Family::V6)
             | Self::Destination(Family::V6)
             | Self::InInterface
-            | Self::OutInterface => u128::MAX,
+            | Self::OutInterface => 16,
         }
     }
 }

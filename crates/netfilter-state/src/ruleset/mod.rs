@@ -247,8 +247,8 @@ pub enum Condition {
         /// Their value.
         is: Equality<u32>,
     },
-    /// The packet answers those that opened the connection.
-    IsReply(Equality<bool>),
+    /// The packet belongs to a connection, and answers those that opened it or not.
+    IsReply(bool),
     /// These TCP flags have this value.
     TcpFlags {
         /// The flags, as bits of the header.
@@ -395,35 +395,22 @@ impl From<&Rule> for KernelRule {
 /// In the words of iptables where it has any.
 impl fmt::Display for KernelRule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let plain = self.conditions.iter().filter_map(|condition| match condition {
-            Condition::Plain(condition) => Some(condition.clone()),
-            Condition::Family(_)
-            | Condition::Protocol(_)
-            | Condition::SourcePorts(_)
-            | Condition::State(_)
-            | Condition::StateAndDirection { .. }
-            | Condition::MarkBits { .. }
-            | Condition::ConnMarkBits { .. }
-            | Condition::IsReply(_)
-            | Condition::TcpFlags { .. }
-            | Condition::Local(_)
-            | Condition::Among(_)
-            | Condition::Connection
-            | Condition::Translated(_)
-            | Condition::Unknown(_) => None,
-        });
-        let text = plain_text(plain.collect());
-        let mut words = Separated { f, any: false };
-        if !text.is_empty() {
-            words.word(&text)?;
+        let (mut plain, mut words) = (Vec::new(), Vec::new());
+        for condition in &self.conditions {
+            if let Condition::Plain(condition) = condition {
+                plain.push(condition.clone());
+            } else {
+                words.push(condition.to_string());
+            }
         }
-        for condition in self.conditions.iter().filter(|one| !matches!(one, Condition::Plain(_))) {
-            words.word(condition)?;
+        let text = Some(plain_text(plain)).filter(|text| !text.is_empty());
+        words.splice(0..0, text);
+        words.extend(self.statements.iter().map(ToString::to_string));
+        if words.is_empty() {
+            f.write_str("no condition, no statement")
+        } else {
+            f.write_str(&words.join(" "))
         }
-        for statement in &self.statements {
-            words.word(statement)?;
-        }
-        if words.any { Ok(()) } else { f.write_str("no condition, no statement") }
     }
 }
 
@@ -434,20 +421,6 @@ fn plain_text(matches: Vec<Match>) -> String {
     text.strip_suffix("-j RETURN").unwrap_or(&text).trim_end().into()
 }
 
-/// Words with a space between them.
-struct Separated<'a, 'f> {
-    f: &'a mut fmt::Formatter<'f>,
-    any: bool,
-}
-
-impl Separated<'_, '_> {
-    fn word(&mut self, word: &dyn fmt::Display) -> fmt::Result {
-        write!(self.f, "{}{word}", if self.any { " " } else { "" })?;
-        self.any = true;
-        Ok(())
-    }
-}
-
 impl fmt::Display for Condition {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let not = |not: bool| if not { "! " } else { "" };
@@ -456,12 +429,8 @@ impl fmt::Display for Condition {
             Self::Family(is) => write!(f, "{}nfproto {}", not(is.not), is.value),
             Self::Protocol(is) => write!(f, "{}-p {}", not(is.not), is.value),
             Self::SourcePorts(is) => {
-                write!(f, "-m multiport {}--sports ", not(is.not))?;
-                for (index, range) in is.value.iter().enumerate() {
-                    let comma = if index == 0 { "" } else { "," };
-                    write!(f, "{comma}{range}")?;
-                }
-                Ok(())
+                let ports: Vec<String> = is.value.iter().map(ToString::to_string).collect();
+                write!(f, "-m multiport {}--sports {}", not(is.not), ports.join(","))
             }
             Self::State(is) => {
                 write!(f, "-m conntrack {}--ctstate ", not(is.not))?;
@@ -478,10 +447,8 @@ impl fmt::Display for Condition {
             Self::ConnMarkBits { mask, is } => {
                 write!(f, "-m connmark {}--mark {:#x}/{mask:#x}", not(is.not), is.value)
             }
-            Self::IsReply(is) => {
-                let direction = if is.value == is.not { "ORIGINAL" } else { "REPLY" };
-                write!(f, "-m conntrack --ctdir {direction}")
-            }
+            Self::IsReply(false) => f.write_str("-m conntrack --ctdir ORIGINAL"),
+            Self::IsReply(true) => f.write_str("-m conntrack --ctdir REPLY"),
             Self::TcpFlags { mask, is } => {
                 write!(f, "{}--tcp-flags {mask:#04x} {:#04x}", not(is.not), is.value)
             }
@@ -598,10 +565,7 @@ impl StateBits {
 
 impl fmt::Display for StateBits {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let named = Self::NAMES.into_iter().filter(|(bit, _)| self.0 & bit != 0);
-        for (index, (_, name)) in named.enumerate() {
-            write!(f, "{}{name}", if index == 0 { "" } else { "," })?;
-        }
-        Ok(())
+        let named = Self::NAMES.into_iter().filter(|(bit, _)| self.0 & bit != 0).map(|(_, name)| name);
+        f.write_str(&named.collect::<Vec<_>>().join(","))
     }
 }

@@ -209,7 +209,8 @@ impl IptablesTables {
     /// Whether it has neither rules nor chains.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        let holds = |(chain, rules): (&Chain, &[Entry])| !matches!(chain, Chain::Hook(_)) || !rules.is_empty();
+        let holds =
+            |(chain, rules): (&Chain, &[Entry])| !matches!(chain, Chain::Hook(_)) || !rules.is_empty();
         !Table::ALL.iter().copied().any(|table| self.chains(table).any(holds))
     }
 
@@ -506,7 +507,8 @@ mod tests {
         let mesh = ":ISTIO_OUTPUT - [0:0]\n-A ISTIO_OUTPUT -p tcp -j RETURN\n-A OUTPUT -j ISTIO_OUTPUT\n";
         let others = ":DOCKER - [0:0]\n-A DOCKER -p tcp -j RETURN\n-A PREROUTING -j DOCKER\n-A OUTPUT -p udp -j RETURN\n";
         let state = nat(&[mesh, others].concat());
-        let rules = state.chains(Table::Nat).flat_map(|(chain, rules)| rules.iter().map(move |rule| (chain, rule)));
+        let rules =
+            state.chains(Table::Nat).flat_map(|(chain, rules)| rules.iter().map(move |rule| (chain, rule)));
         let owned = rules.filter(|(chain, rule)| state.owns(Table::Nat, chain, rule));
         let owned: Vec<String> = owned.map(|(chain, rule)| format!("{chain} {rule}")).collect();
         assert_eq!(owned, ["OUTPUT -j ISTIO_OUTPUT", "ISTIO_OUTPUT -p tcp -j RETURN"]);

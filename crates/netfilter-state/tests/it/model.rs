@@ -281,11 +281,8 @@ fn only_a_rule_that_is_there_is_deleted() {
 }
 #[test]
 fn a_step_does_what_it_says_or_is_refused_as_the_kernel_refuses_it() {
-    let (hook, own, other) = (
-        || Chain::Hook(Hook::Output),
-        || Chain::named("ISTIO_OUTPUT"),
-        || Chain::named("ISTIO_REDIRECT"),
-    );
+    let (hook, own, other) =
+        (|| Chain::Hook(Hook::Output), || Chain::named("ISTIO_OUTPUT"), || Chain::named("ISTIO_REDIRECT"));
     let rule = |port: u16| Entry::saved(&format!("-p tcp -m tcp --dport {port} -j RETURN"));
     let jump = || Entry::saved("-j ISTIO_OUTPUT");
     let before = || {
@@ -300,8 +297,7 @@ fn a_step_does_what_it_says_or_is_refused_as_the_kernel_refuses_it() {
         take_all(&mut tables, &steps).unwrap();
         tables
     };
-    let held =
-        |tables: &Tables, chain: &Chain| tables.rules(Table::Nat, chain).cloned().collect::<Vec<_>>();
+    let held = |tables: &Tables, chain: &Chain| tables.rules(Table::Nat, chain).cloned().collect::<Vec<_>>();
     assert_eq!(held(&before(), &own()), [rule(1), rule(2)]);
     for (step, chain, rules) in [
         (EditOp::DeclareEmpty(own()), own(), &[][..]),
@@ -322,11 +318,8 @@ fn a_step_does_what_it_says_or_is_refused_as_the_kernel_refuses_it() {
         assert_ne!(after, before(), "{step:?}");
     }
     let mut free = before();
-    take_all(
-        &mut free,
-        &[EditOp::Flush(own()), EditOp::Delete(hook(), jump()), EditOp::RemoveChain(own())],
-    )
-    .unwrap();
+    take_all(&mut free, &[EditOp::Flush(own()), EditOp::Delete(hook(), jump()), EditOp::RemoveChain(own())])
+        .unwrap();
     let nowhere = || Chain::named("ISTIO_INBOUND");
     for (step, why) in [
         (EditOp::DeclareEmpty(hook()), Refusal::BuiltIn),
@@ -353,8 +346,7 @@ fn a_step_does_what_it_says_or_is_refused_as_the_kernel_refuses_it() {
 }
 
 fn take_all(tables: &mut Tables, steps: &[EditOp]) -> Result<(), Refusal> {
-    let change =
-        IptablesChange { tables: [TableChange { table: Table::Nat, steps: steps.into() }].into() };
+    let change = IptablesChange { tables: [TableChange { table: Table::Nat, steps: steps.into() }].into() };
     tables.apply(&change, Writer::Iptables).map_err(|refused| refused.why)
 }
 
@@ -382,7 +374,11 @@ fn only_netlink_signs_rules_and_only_those_of_built_in_chains() {
     let (hook, own) = (Chain::Hook(Hook::Output), Chain::named("ISTIO_OUTPUT"));
     // Of no shape by which one without a signature is known.
     let rule = || Entry::saved("-p tcp -j RETURN");
-    let steps = [EditOp::DeclareEmpty(own.clone()), EditOp::Append(own, rule()), EditOp::Append(hook.clone(), rule())];
+    let steps = [
+        EditOp::DeclareEmpty(own.clone()),
+        EditOp::Append(own, rule()),
+        EditOp::Append(hook.clone(), rule()),
+    ];
     let change = IptablesChange { tables: [TableChange { table: Table::Nat, steps: steps.into() }].into() };
     for (writer, is_signed) in [(Writer::Netlink, true), (Writer::Iptables, false)] {
         let mut tables = Tables::new();

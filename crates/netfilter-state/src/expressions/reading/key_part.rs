@@ -10,7 +10,6 @@ pub(super) const ALIGNMENT: usize = 4;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct KeyPart {
     pub(crate) selector: Selector,
-    length: usize,
     is_host_order: bool,
 }
 
@@ -18,20 +17,20 @@ impl KeyPart {
     /// What is loaded; none where it is not understood.
     pub(crate) fn of(loaded: &Loaded<'_>) -> Option<Self> {
         let field = loaded.field_in_some_order()?;
-        let (selector, length) = field.selected()?;
+        let selector = field.selected()?;
         let is_host_order = match loaded.bits {
             Bits::All => is_host_order(selector),
             Bits::NetworkOrder if is_host_order(selector) => false,
             Bits::NetworkOrder | Bits::Masked(_) | Bits::Flipped { .. } | Bits::Unknown => return None,
         };
-        Some(Self { selector, length, is_host_order })
+        Some(Self { selector, is_host_order })
     }
 
     /// The numbers of the first and the last value, in what a register of it holds; behind a value that is 0.
     pub(crate) fn range(&self, first: &[u8], last: &[u8]) -> Option<(u128, u128)> {
         let number = |bytes: &[u8]| {
-            let (bytes, behind) = bytes.split_at_checked(self.length)?;
-            if behind.iter().take(self.room().checked_sub(self.length)?).any(|byte| *byte != 0) {
+            let (bytes, behind) = bytes.split_at_checked(self.length())?;
+            if behind.iter().take(self.room().checked_sub(self.length())?).any(|byte| *byte != 0) {
                 return None;
             }
             if self.is_host_order {
@@ -44,9 +43,8 @@ impl KeyPart {
     }
 
     /// All values.
-    pub(crate) fn every(&self) -> (u128, u128) {
-        let bits = u32::try_from(self.length.saturating_mul(8)).unwrap_or(u128::BITS);
-        (0, u128::MAX.checked_shr(u128::BITS.saturating_sub(bits)).unwrap_or(0))
+    pub(crate) const fn every(&self) -> (u128, u128) {
+        (0, self.selector.most())
     }
 
     /// Whether it is in the machine's order of bytes, in which comparisons of order mean nothing.
@@ -56,12 +54,12 @@ impl KeyPart {
 
     /// How many bytes it is.
     pub(super) const fn length(&self) -> usize {
-        self.length
+        self.selector.length() as usize
     }
 
     /// How many bytes it takes in registers.
     pub(crate) const fn room(&self) -> usize {
-        self.length.next_multiple_of(ALIGNMENT)
+        self.length().next_multiple_of(ALIGNMENT)
     }
 }
 

@@ -50,14 +50,6 @@ impl<'a> Loaded<'a> {
         Self { origin, bits: Bits::All, width }
     }
 
-    /// The field it is, if it is as it was loaded.
-    pub(crate) fn field(&self) -> Option<Field> {
-        match (self.origin, self.bits) {
-            (Origin::Field(field), Bits::All) => Some(field),
-            (_, _) => None,
-        }
-    }
-
     /// The field it is, whatever the order of its bytes.
     pub(crate) const fn field_in_some_order(&self) -> Option<Field> {
         match (self.origin, self.bits) {

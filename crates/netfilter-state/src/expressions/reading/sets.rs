@@ -23,27 +23,28 @@ pub(crate) type Why = &'static str;
 
 /// The name of a set; in a transaction those without one are numbered.
 pub(crate) fn name_of(attributes: Attributes<'_>, name: u16, number: u16) -> Option<String> {
-    let name = attributes.find(name)?.name();
+    let name = attributes.name(name)?;
     if name != super::super::abi::ANONYMOUS_SET {
         return Some(name);
     }
-    let number = attributes.find(number)?.u32()?;
+    let number = attributes.u32(number)?;
     Some(name.replace("%d", &number.to_string()))
 }
 
 impl Set {
     /// Takes in what a set is.
     pub(crate) fn declare(&mut self, attributes: Attributes<'_>) {
-        let number = |kind| attributes.find(kind).and_then(Attribute::u32).unwrap_or_default();
-        self.flags = number(attribute::set::FLAGS);
-        self.key_length = usize::try_from(number(attribute::set::KEY_LENGTH)).unwrap_or_default();
-        self.object = attributes.find(attribute::set::OBJECT_TYPE).and_then(Attribute::u32);
-        let description = attributes.find(attribute::set::DESCRIPTION).map(Attribute::attributes);
-        let parts = description.and_then(|one| one.find(attribute::set_description::PARTS));
-        let length = |(_, part): (u16, Attribute<'_>)| {
-            usize::try_from(part.attributes().find(attribute::set_part::LENGTH)?.u32()?).ok()
-        };
-        self.parts = parts.into_iter().flat_map(|parts| parts.attributes().filter_map(length)).collect();
+        let length = |of: Attributes<'_>, kind| usize::try_from(of.u32(kind)?).ok();
+        self.flags = attributes.u32(attribute::set::FLAGS).unwrap_or_default();
+        self.key_length = length(attributes, attribute::set::KEY_LENGTH).unwrap_or_default();
+        self.object = attributes.u32(attribute::set::OBJECT_TYPE);
+        let description = attributes.nested(attribute::set::DESCRIPTION);
+        let parts = description.and_then(|one| one.nested(attribute::set_description::PARTS));
+        let lengths = parts
+            .into_iter()
+            .flatten()
+            .map(|(_, part)| length(part.attributes(), attribute::set_part::LENGTH));
+        self.parts = lengths.flatten().collect();
     }
 
     /// Takes in elements.
@@ -167,25 +168,21 @@ type Combination<'a> = (Vec<(u128, u128)>, &'a Element);
 
 impl Element {
     fn read(attributes: Attributes<'_>) -> Option<Self> {
-        let number = |kind| attributes.find(kind).and_then(Attribute::u32);
-        let value = |kind| Some(attributes.find(kind)?.attributes().find(attribute::data::VALUE)?.0.into());
-        let flags = number(attribute::element::FLAGS).unwrap_or_default();
-        let key = value(attribute::element::KEY);
+        let flags = attributes.u32(attribute::element::FLAGS).unwrap_or_default();
+        let key = attributes.value(attribute::element::KEY).map(Vec::from);
         if key.is_none() && flags & set::CATCH_ALL == 0 || !attributes.clone().all(only_counts) {
             return None;
         }
-        let data = attributes.find(attribute::element::DATA).map(Attribute::attributes);
-        let verdict = data.and_then(|data| data.find(attribute::data::VERDICT)).map(Attribute::attributes);
-        let verdict = match verdict {
-            Some(verdict) => Some((
-                verdict.find(attribute::verdict::CODE)?.u32()?,
-                verdict.find(attribute::verdict::CHAIN).map(Attribute::name),
-            )),
+        let data = attributes.nested(attribute::element::DATA);
+        let verdict = match data.and_then(|data| data.nested(attribute::data::VERDICT)) {
+            Some(verdict) => {
+                Some((verdict.u32(attribute::verdict::CODE)?, verdict.name(attribute::verdict::CHAIN)))
+            }
             None => None,
         };
         Some(Self {
             key,
-            last: value(attribute::element::KEY_END),
+            last: attributes.value(attribute::element::KEY_END).map(Vec::from),
             ends: flags & set::END_OF_INTERVAL != 0,
             verdict,
         })

@@ -109,14 +109,11 @@ fn field_is(field: Field, not: bool, value: &[u8], family: Option<Family>) -> Op
             let value = states(value).filter(|value| value.count_ones() == 1)?;
             Condition::State(Equality { value, not })
         }
-        Field::Ct(ct::DIRECTION) => {
-            let is_reply = match *value.first()? {
-                abi::direction::ORIGINAL => false,
-                abi::direction::REPLY => true,
-                _ => return None,
-            };
-            Condition::IsReply(Equality { value: is_reply, not })
-        }
+        Field::Ct(ct::DIRECTION) => Condition::IsReply(match *value.first()? {
+            abi::direction::ORIGINAL => not,
+            abi::direction::REPLY => !not,
+            _ => return None,
+        }),
         Field::Payload { base: base::TRANSPORT, offset: TCP_FLAGS, length: 1 } => {
             Condition::TcpFlags { mask: u8::MAX, is: Equality { value: *value.first()?, not } }
         }

@@ -2,14 +2,18 @@
 
 use super::{
     super::xt::{
-        self, CONNTRACK_DIRECTION, ConntrackInfo, OWNER_GID, OWNER_UID, RESTORE_MARK, SAVE_MARK, SET_MARK,
+        self, CONNTRACK_DIRECTION, ConntrackInfo, MULTIPORT_DESTINATION, OWNER_GID, OWNER_UID, RESTORE_MARK,
+        SAVE_MARK, SET_MARK, WRITTEN_AS_STATE,
     },
     LOCAL_TYPE,
 };
 use crate::ruleset::{
     Condition, CopiedMark, Endpoint, Selector, StateBits, Statement, owned_by, target_named,
 };
-use redirect_core::{rule::Equality, values::Family};
+use redirect_core::{
+    rule::{Equality, Match},
+    values::Family,
+};
 
 /// `XT_CT_NOTRACK`.
 const XT_NOTRACK: u8 = 1;
@@ -18,8 +22,6 @@ const XT_SOURCE_TRANSLATED: u32 = 1 << 6;
 const XT_TRANSLATED: u32 = 1 << 7;
 /// `XT_CONNTRACK_STATE_UNTRACKED`.
 const XT_UNTRACKED: u32 = 1 << 8;
-/// `XT_CONNTRACK_STATE_ALIAS`: it was written as `-m state`, which asks the same.
-const XT_WRITTEN_AS_STATE: u16 = 1 << 13;
 /// `XT_MULTIPORT_SOURCE`.
 const MULTIPORT_SOURCE: u8 = 0;
 
@@ -48,12 +50,11 @@ pub(crate) fn extension_match(name: &str, revision: u32, info: &[u8]) -> Option<
             let is_reply = inverted & CONNTRACK_DIRECTION != 0;
             let state = Equality { value: states, not: inverted & 1 != 0 };
             let condition =
-                match (flags & !CONNTRACK_DIRECTION & !XT_WRITTEN_AS_STATE, flags & CONNTRACK_DIRECTION != 0)
-                {
+                match (flags & !CONNTRACK_DIRECTION & !WRITTEN_AS_STATE, flags & CONNTRACK_DIRECTION != 0) {
                     (1, false) => Condition::State(state),
                     (1, true) if is_translated => return None,
                     (1, true) => Condition::StateAndDirection { states: state, is_reply },
-                    (0, true) => Condition::IsReply(Equality { value: is_reply, not: false }),
+                    (0, true) => Condition::IsReply(is_reply),
                     _ => return None,
                 };
             (rest == 0).then(|| [condition].into())
@@ -68,18 +69,22 @@ pub(crate) fn extension_match(name: &str, revision: u32, info: &[u8]) -> Option<
             };
             Some([condition].into())
         }
-        ("multiport", 1) if info.first() == Some(&MULTIPORT_SOURCE) => {
-            let (_, is) = xt::multiport_ports(info)?;
-            Some([Condition::SourcePorts(is)].into())
-        }
+        ("multiport", 1) => match xt::multiport_ports(info)? {
+            (MULTIPORT_SOURCE, is) => Some([Condition::SourcePorts(is)].into()),
+            (MULTIPORT_DESTINATION, is) => Some([Condition::Plain(Match::DestinationPorts(is))].into()),
+            _ => None,
+        },
+        ("tcp", 0) => xt::tcp(info).map(plain),
+        ("udp", 0) => xt::ports(info, *info.get(8)?).map(plain),
         ("owner", 1) => owner(info),
         ("comment", _) => Some(Vec::new()),
         ("addrtype", 0 | 1) => address_type(revision, info),
-        _ => {
-            let conditions = xt::decode_match(name, revision, info)?;
-            Some(conditions.into_iter().map(Condition::Plain).collect())
-        }
+        _ => None,
     }
+}
+
+fn plain(matches: Vec<Match>) -> Vec<Condition> {
+    matches.into_iter().map(Condition::Plain).collect()
 }
 
 /// Whether a match gives packets the mark of their socket (`XT_SOCKET_RESTORESKMARK`). No other match changes a packet: all
@@ -195,7 +200,7 @@ mod tests {
         let untracked = Condition::State(Equality { value: StateBits::UNTRACKED, not: true });
         assert_eq!(seen(3, 0x100_u16.to_ne_bytes(), 1, 1), Some([untracked].into()));
         for (inverted, is_reply) in [(0, false), (CONNTRACK_DIRECTION, true)] {
-            let direction = Condition::IsReply(Equality { value: is_reply, not: false });
+            let direction = Condition::IsReply(is_reply);
             assert_eq!(seen(3, wide, CONNTRACK_DIRECTION, inverted), Some([direction].into()));
             let states = Equality { value: StateBits::INVALID | StateBits::NEW, not: false };
             let both = Condition::StateAndDirection { states, is_reply };
@@ -284,7 +289,8 @@ mod tests {
         assert_eq!(second(0, [7, 0xff, ALL], [1, 0]), Some(unknown()), "shifted to the other side");
         assert_eq!(second(0, [7, 0xff, ALL], [0, 3]), Some(unknown()), "shifted by three");
         let saved = |ct: u32, nf: u32| Statement::SaveMark(CopiedMark { cleared: ct, mask: nf, flip: 0 });
-        let restored = |ct: u32, nf: u32| Statement::RestoreMark(CopiedMark { cleared: nf, mask: ct, flip: 0 });
+        let restored =
+            |ct: u32, nf: u32| Statement::RestoreMark(CopiedMark { cleared: nf, mask: ct, flip: 0 });
         type Part<'a> = &'a dyn Fn(u32, u32) -> Statement;
         let modes: [(u8, Statement, Part<'_>, Statement); 2] = [
             (1, Statement::SaveMark(CopiedMark::WHOLE), &saved, unknown()),

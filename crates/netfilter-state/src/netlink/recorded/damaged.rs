@@ -3,7 +3,7 @@
 //! that mean nothing.
 
 use super::{
-    super::{Extension, Message, Messages, Observed},
+    super::{Message, Messages, Observed},
     dumps::{self, dump},
 };
 use crate::expressions::{
@@ -70,7 +70,7 @@ fn flipped(bytes: &[u8]) -> impl Iterator<Item = (usize, Vec<u8>)> {
 /// What a rule reads as, and whether it may be one of a plan.
 fn read(list: &[u8], family: Option<Family>, ruleset: &HookedRules, message: &Message<'_>) -> String {
     let list = Attribute(list).attributes();
-    let name = message.attributes().find(attribute::rule::TABLE).and_then(Attribute::text).unwrap();
+    let name = message.attributes().text(attribute::rule::TABLE).unwrap();
     let table = ruleset.tables.iter().find(|(table, _)| {
         let families = Family::BOTH.into_iter().filter(|one| family.is_none_or(|only| only == *one));
         table.name == name && families.eq(Family::BOTH.into_iter().filter(|one| table.family.covers(*one)))
@@ -166,19 +166,14 @@ fn structures_that_differ_in_one_bit_or_end_early_say_something_else() {
     };
     for (matches, target) in extended() {
         for condition in &matches {
-            let (Some(of), Some(info)) = (Extension::of_match(condition), xt::match_info(condition)) else {
-                continue;
-            };
+            let Some((of, Some(info))) = xt::of_match(condition) else { continue };
             for revision in 0..=of.revision + 1 {
                 let title = format!("-m {} of revision {revision}", of.name);
                 write(title, &info, &|info| seen_match(of.name, revision, info));
             }
         }
         for family in Family::BOTH {
-            let (Some(of), Some(info)) = (Extension::of_target(&target), xt::target_info(&target, family))
-            else {
-                continue;
-            };
+            let Some((of, info)) = xt::of_target(&target, family) else { continue };
             for revision in 0..=of.revision + 1 {
                 let title = format!("{family}: -j {} of revision {revision}", of.name);
                 write(title, &info, &|info| seen_target(of.name, revision, info, family));

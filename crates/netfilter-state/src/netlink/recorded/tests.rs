@@ -8,6 +8,7 @@ use crate::expressions::{
     abi::{attribute, family, kind},
     decode,
     wire::{Attribute, Head, Writer},
+    xt,
 };
 use crate::{
     change::IptablesChange,
@@ -486,7 +487,7 @@ fn iptables_tables_are_changed_beside_rules_of_others() {
 
 #[test]
 fn questions_ask_the_kernel_for_what_they_say() {
-    let extension = Extension::of_match(&Match::OwnerUid(Equality { value: 1, not: false }));
+    let extension = xt::of_match(&Match::OwnerUid(Equality { value: 1, not: false })).map(|(of, _)| of);
     let questions = [
         Question::Generation,
         Question::Tables,
