@@ -4,12 +4,14 @@
 use crate::{
     expressions::{
         decode,
-        reading::Xt,
-        seen::{self, extension_match, extension_target, matched_socket_marks},
+        reading::{Expression, Xt},
+        seen::{self, Reader},
         wire::{Attribute, read_array},
         xt,
     },
-    ruleset::{Api, ChainState, Condition, Counter, HookedRules, KernelRule, Statement, TableName, built_in},
+    ruleset::{
+        Api, ChainState, Condition, Counter, HookedRules, KernelRule, Sets, Statement, TableName, built_in,
+    },
     state::{Entry, ForeignRule, IptablesTables},
 };
 use redirect_core::{
@@ -294,26 +296,19 @@ impl<'a> LegacyEntry<'a> {
     }
 
     fn rule(&self, family: Family, chains: &BTreeMap<usize, String>) -> LegacyRule {
-        let conditions = self.header();
-        let statements = self.statements(chains);
-        let planned = self.planned(&conditions, &statements, family);
-        let comment = self.matches.iter().rfind(|one| one.name == "comment");
-        let comment = comment.and_then(|one| Attribute(one.info).text()).unwrap_or_default().to_owned();
-        let mut seen = KernelRule { conditions, statements: Vec::new(), counter: self.counter(), comment };
-        for one in &self.matches {
-            let known = extension_match(one.name, one.revision, one.info);
-            let known = known.unwrap_or_else(|| [Condition::Unknown(format!("-m {}", one.name))].into());
-            if seen.statements.is_empty() {
-                seen.conditions.extend(known);
-            } else {
-                seen.statements.extend(known.into_iter().map(Statement::If));
-            }
-            if matched_socket_marks(one.name, one.info) {
-                seen.statements.push(Statement::SetMark(None));
-            }
+        let is_standard = self.target.name == STANDARD;
+        let (header, target) = (self.header(), self.standard(chains).filter(|_| is_standard));
+        let planned = self.planned(&header, target.as_slice(), family);
+        let (sets, mut looked_up) = (Sets::new(), 0);
+        let mut reader = Reader::new(Some(family), &sets, &mut looked_up);
+        header.into_iter().for_each(|condition| reader.condition(condition));
+        self.matches.iter().for_each(|one| reader.expression(Expression::Match(*one)));
+        match target {
+            Some(statement) => reader.statement(statement),
+            None if is_standard => {}
+            None => reader.expression(Expression::Target(self.target)),
         }
-        seen.statements.extend(statements);
-        LegacyRule { seen, planned }
+        LegacyRule { seen: KernelRule { counter: self.counter(), ..reader.rule }, planned }
     }
 
     /// The rule as a plan has it, if one can have it.
@@ -336,28 +331,23 @@ impl<'a> LegacyEntry<'a> {
         Some(Counter { packets, bytes: number(self.layout.counters.checked_add(8)?)? })
     }
 
-    fn statements(&self, chains: &BTreeMap<usize, String>) -> Vec<Statement> {
-        let Xt { name, revision, info } = self.target;
-        if name != STANDARD {
-            let unknown = || Statement::Unknown(format!("-j {name}"));
-            return [extension_target(name, revision, info).unwrap_or_else(unknown)].into();
-        }
+    /// What a standard target does; nothing in a rule without a target, which leads to the next one.
+    fn standard(&self, chains: &BTreeMap<usize, String>) -> Option<Statement> {
         let goes = self.bytes.get(self.layout.flags).is_some_and(|flags| flags & self.layout.goto != 0);
-        let statement = match self.verdict() {
-            Some(verdict::DROP) => Some(Statement::Drop),
-            Some(verdict::ACCEPT) => Some(Statement::Accept),
-            Some(verdict::QUEUE) => Some(Statement::Queue),
-            Some(verdict::RETURN) => Some(Statement::Return),
-            offset => match offset.and_then(|offset| usize::try_from(offset).ok()) {
-                // A rule without a target leads to the next one.
-                Some(next) if next == self.end() => return Vec::new(),
-                offset => offset.and_then(|offset| chains.get(&offset)).map(|name| {
-                    let chain = name.clone();
-                    if goes { Statement::Goto(chain) } else { Statement::Jump(chain) }
-                }),
-            },
-        };
-        [statement.unwrap_or_else(|| Statement::Unknown("-j".to_owned()))].into()
+        let verdict = self.verdict();
+        let offset = verdict.and_then(|offset| usize::try_from(offset).ok());
+        if offset == Some(self.end()) {
+            return None;
+        }
+        Some(match (verdict, offset.and_then(|offset| chains.get(&offset))) {
+            (Some(verdict::DROP), _) => Statement::Drop,
+            (Some(verdict::ACCEPT), _) => Statement::Accept,
+            (Some(verdict::QUEUE), _) => Statement::Queue,
+            (Some(verdict::RETURN), _) => Statement::Return,
+            (_, Some(chain)) if goes => Statement::Goto(chain.clone()),
+            (_, Some(chain)) => Statement::Jump(chain.clone()),
+            (_, None) => Statement::Unknown("-j".to_owned()),
+        })
     }
 
     /// What the entry asks by itself: addresses, interfaces, protocol.

@@ -157,7 +157,7 @@ impl<'a, 's> Reader<'a, 's> {
     }
 
     /// Something that the rule does with the packets that it has not let go by then.
-    fn statement(&mut self, statement: Statement) {
+    pub(crate) fn statement(&mut self, statement: Statement) {
         if !statement.leaves_all() {
             for (_, lacks) in std::mem::take(&mut self.lacking) {
                 self.condition(lacks);
@@ -309,7 +309,7 @@ impl<'a, 's> Reader<'a, 's> {
         }
     }
 
-    fn condition(&mut self, condition: Condition) {
+    pub(crate) fn condition(&mut self, condition: Condition) {
         if let Condition::Family(Equality { value, not: false }) = condition {
             self.family = Some(value);
         }
