@@ -228,56 +228,39 @@ impl fmt::Display for Addresses<'_> {
     }
 }
 
-/// A range of ports, or the only one in it.
-fn range(f: &mut fmt::Formatter<'_>, word: &str, ends: (u16, u16)) -> fmt::Result {
-    if ends.0 == ends.1 {
-        write!(f, " {word} {}", ends.0)
-    } else {
-        write!(f, " {word} {}-{}", ends.0, ends.1)
-    }
-}
-
 /// In the words of `ip rule`.
 impl fmt::Display for PolicyRule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let addresses =
+            |word: &str, net: &Option<IpNet>| net.as_ref().map(|net| format!(" {word} {}", Addresses(net)));
+        let ports = |word: &str, ends: Option<(u16, u16)>| match ends? {
+            (first, last) if first == last => Some(format!(" {word} {first}")),
+            (first, last) => Some(format!(" {word} {first}-{last}")),
+        };
+        let mark = |mark: (u32, u32)| match mark {
+            (0, mask) => format!(" fwmark 0/{mask:#x}"),
+            (value, u32::MAX) => format!(" fwmark {value:#x}"),
+            (value, mask) => format!(" fwmark {value:#x}/{mask:#x}"),
+        };
+        let protocol = |number: u8| match number {
+            6 => " ipproto tcp".to_string(),
+            17 => " ipproto udp".to_string(),
+            number => format!(" ipproto {number}"),
+        };
+        let conditions = [
+            addresses("from", &self.from).or_else(|| Some(" from all".to_string())),
+            addresses("to", &self.to),
+            self.mark.map(mark),
+            self.in_interface.as_ref().map(|name| format!(" iif {name}")),
+            self.out_interface.as_ref().map(|name| format!(" oif {name}")),
+            self.users.map(|(first, last)| format!(" uidrange {first}-{last}")),
+            self.protocol.map(protocol),
+            ports("sport", self.source_ports),
+            ports("dport", self.ports),
+        ];
         write!(f, "{}:{}", self.priority, if self.not { " not" } else { "" })?;
-        match &self.from {
-            Some(from) => write!(f, " from {}", Addresses(from))?,
-            None => f.write_str(" from all")?,
-        }
-        if let Some(to) = &self.to {
-            write!(f, " to {}", Addresses(to))?;
-        }
-        match self.mark {
-            Some((0, mask)) => write!(f, " fwmark 0/{mask:#x}")?,
-            Some((value, u32::MAX)) => write!(f, " fwmark {value:#x}")?,
-            Some((value, mask)) => write!(f, " fwmark {value:#x}/{mask:#x}")?,
-            None => {}
-        }
-        if let Some(name) = &self.in_interface {
-            write!(f, " iif {name}")?;
-        }
-        if let Some(name) = &self.out_interface {
-            write!(f, " oif {name}")?;
-        }
-        if let Some((first, last)) = self.users {
-            write!(f, " uidrange {first}-{last}")?;
-        }
-        match self.protocol {
-            Some(6) => f.write_str(" ipproto tcp")?,
-            Some(17) => f.write_str(" ipproto udp")?,
-            Some(number) => write!(f, " ipproto {number}")?,
-            None => {}
-        }
-        if let Some(ports) = self.source_ports {
-            range(f, "sport", ports)?;
-        }
-        if let Some(ports) = self.ports {
-            range(f, "dport", ports)?;
-        }
-        for condition in &self.unknown {
-            write!(f, " [{condition}]")?;
-        }
+        conditions.into_iter().flatten().try_for_each(|condition| f.write_str(&condition))?;
+        self.unknown.iter().try_for_each(|condition| write!(f, " [{condition}]"))?;
         self.action.fmt(f)?;
         self.suppress_prefix.map_or(Ok(()), |length| write!(f, " suppress_prefixlength {length}"))
     }

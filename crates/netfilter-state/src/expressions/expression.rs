@@ -260,10 +260,8 @@ impl Expressions<'_> {
 
     /// To the listener on the port that is loaded.
     pub(crate) fn tproxy(&mut self, family: u8) {
-        self.expression("tproxy", |data| {
-            data.u32(attribute::tproxy::FAMILY, u32::from(family));
-            data.u32(attribute::tproxy::PORT, register::FIRST);
-        });
+        let family = (attribute::tproxy::FAMILY, u32::from(family));
+        self.numbers("tproxy", &[family, (attribute::tproxy::PORT, register::FIRST)]);
     }
 
     /// The transport protocol is this.

@@ -11,6 +11,8 @@ use std::net::IpAddr;
 
 /// The most elements of a message: an attribute holds less than 64 KiB.
 const MOST_ELEMENTS: usize = 1024;
+/// The table's name has the same number in all messages.
+const TABLE: u16 = attribute::table::NAME;
 /// The number of the protocol.
 pub(super) const TCP: u8 = 6;
 
@@ -98,8 +100,7 @@ pub(super) const fn questions(table: &'static str, sets: &PerFamily<&'static str
 
 /// Whether a message is about this table.
 pub(super) fn is_about(message: &Message<'_>, table: &str) -> bool {
-    // The table's name has the same number in all messages.
-    let name = message.attributes().find(attribute::table::NAME).map(Attribute::text_bytes);
+    let name = message.attributes().find(TABLE).map(Attribute::text_bytes);
     message.family == family::INET && name == Some(table.as_bytes())
 }
 
@@ -157,7 +158,10 @@ impl TableBatch {
     fn part(&mut self, kind: u16, flags: u16, body: impl FnOnce(&mut Writer)) {
         let flags = flags | flags::REQUEST;
         let head = Head { kind, flags, sequence: self.sequence, family: family::INET, resource: 0 };
-        self.writer.message(head, body);
+        self.writer.message(head, |message| {
+            message.text(TABLE, self.table);
+            body(message);
+        });
     }
 
     /// The messages; `None` if they are too long to be sent.
@@ -167,28 +171,21 @@ impl TableBatch {
         self.writer.finish()
     }
 
-    fn name_table(&mut self, kind: u16, flags: u16) {
-        let table = self.table;
-        self.part(kind, flags, |body| body.text(attribute::table::NAME, table));
-    }
-
     /// Removes the table, whether it exists or not.
     pub(super) fn remove(&mut self) {
         // The first makes sure that the deletion finds one.
-        self.name_table(kind::NEW_TABLE, flags::CREATE);
-        self.name_table(kind::DELETE_TABLE, 0);
+        self.part(kind::NEW_TABLE, flags::CREATE, |_| {});
+        self.part(kind::DELETE_TABLE, 0, |_| {});
     }
 
     /// Replaces the table by an empty one.
     pub(super) fn renew(&mut self) {
         self.remove();
-        self.name_table(kind::NEW_TABLE, flags::CREATE);
+        self.part(kind::NEW_TABLE, flags::CREATE, |_| {});
     }
 
     pub(super) fn chain(&mut self, chain: &BaseChain) {
-        let table = self.table;
         self.part(kind::NEW_CHAIN, flags::CREATE, |body| {
-            body.text(attribute::chain::TABLE, table);
             body.text(attribute::chain::NAME, chain.name);
             chain.place().write(body);
         });
@@ -196,17 +193,13 @@ impl TableBatch {
 
     /// Removes all rules of a chain.
     pub(super) fn flush(&mut self, chain: &BaseChain) {
-        let table = self.table;
         self.part(kind::DELETE_RULE, 0, |body| {
-            body.text(attribute::rule::TABLE, table);
             body.text(attribute::rule::CHAIN, chain.name);
         });
     }
 
     pub(super) fn set(&mut self, name: &str, id: u32, form: &SetForm) {
-        let table = self.table;
         self.part(kind::NEW_SET, flags::CREATE, |body| {
-            body.text(attribute::set::TABLE, table);
             body.text(attribute::set::NAME, name);
             if form.flags != 0 {
                 body.u32(attribute::set::FLAGS, form.flags);
@@ -224,10 +217,8 @@ impl TableBatch {
     }
 
     pub(super) fn elements(&mut self, name: &str, id: u32, keys: &[Vec<u8>]) {
-        let table = self.table;
         for keys in keys.chunks(MOST_ELEMENTS) {
             self.part(kind::NEW_SET_ELEMENT, flags::CREATE, |body| {
-                body.text(attribute::elements::TABLE, table);
                 body.text(attribute::elements::SET, name);
                 body.u32(attribute::elements::SET_ID, id);
                 body.nested(attribute::elements::ELEMENTS, |list| {
@@ -244,9 +235,7 @@ impl TableBatch {
     }
 
     pub(super) fn rule(&mut self, chain: &BaseChain, said: &str, write: impl FnOnce(&mut Expressions<'_>)) {
-        let table = self.table;
         self.part(kind::NEW_RULE, flags::CREATE | flags::APPEND, |body| {
-            body.text(attribute::rule::TABLE, table);
             body.text(attribute::rule::CHAIN, chain.name);
             body.nested(attribute::rule::EXPRESSIONS, |list| write(&mut Expressions(list)));
             body.bytes(attribute::rule::USER_DATA, &comment(said));
