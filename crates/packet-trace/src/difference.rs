@@ -156,14 +156,8 @@ impl Region {
     /// What connection tracking says about them.
     #[must_use]
     pub fn states(&self) -> Vec<ConnectionState> {
-        let all = [
-            ConnectionState::New,
-            ConnectionState::Related,
-            ConnectionState::Established,
-            ConnectionState::Reply,
-            ConnectionState::Invalid,
-        ];
-        all.into_iter().filter(|state| self.packets.get(Field::State).contains(*state as u128)).collect()
+        let all = ConnectionState::ALL.into_iter();
+        all.filter(|state| self.packets.get(Field::State).contains(*state as u128)).collect()
     }
 
     /// By which interfaces they come in or go out, in words: `lo`, `not lo`, `eth0`, `veth+`.

@@ -115,6 +115,10 @@ pub enum ConnectionState {
     Invalid,
 }
 
+impl ConnectionState {
+    const ALL: [Self; 5] = [Self::New, Self::Related, Self::Established, Self::Reply, Self::Invalid];
+}
+
 /// The connection of a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize), serde(rename_all = "camelCase"))]

@@ -353,8 +353,7 @@ impl TraceRules {
 
     /// Whether REDIRECT has an address for what comes in by some interface.
     pub(super) fn has_receiver(&self) -> bool {
-        let lo = LO;
-        self.receivers.as_ref().is_some_and(|receivers| receivers.first.keys().any(|by| *by != lo))
+        self.receivers.as_ref().is_some_and(|receivers| receivers.first.keys().any(|by| *by != LO))
     }
 
     /// Marks by which rules of other programs distinguish packets.

@@ -118,8 +118,6 @@ pub(super) enum Cause {
 #[derive(Debug, Default)]
 pub(super) struct Ways {
     pub(super) ways: Vec<TracePath>,
-    /// Whether those are all; otherwise the work limit was reached.
-    pub(super) are_all: bool,
     /// Whether paths overlap: which packets take which is unknown.
     pub(super) are_doubtful: bool,
     /// The unknowns on the way.
@@ -199,13 +197,12 @@ fn repeated(rules: &TraceRules, way: &TracePath, given: &WalkInput, work: &mut W
 
 /// Every way that packets take, if they are sent once.
 fn first(rules: &TraceRules, packets: &Packets, given: &WalkInput, work: &mut Work, records: bool) -> Ways {
-    let mut found = Ways { are_all: true, ..Ways::default() };
+    let mut found = Ways::default();
     let mut known = BTreeSet::new();
     let mut open = Vec::from([Walk::new(rules, packets.clone(), given, records)]);
     while let Some(mut walk) = open.pop() {
         let fate = loop {
             if work.left == 0 {
-                found.are_all = false;
                 found.unknown.insert(Unknown::Work);
                 work.ended_in =
                     work.ended_in.or(walk.now.calls.first().map(|call| call.chain)).or(walk.now.in_base);

@@ -37,22 +37,21 @@ pub struct Consequence {
 
 /// The words for [`Fate`], and for what may be.
 const fn words(fate: Fate, severity: Severity) -> &'static str {
-    match (fate, severity) {
-        (Fate::Untouched, Severity::Does) => "bypass the proxy",
-        (Fate::Untouched, Severity::May) => "may bypass the proxy",
-        (Fate::Proxy { .. }, Severity::Does) => "reach the wrong port of the proxy:",
-        (Fate::Proxy { .. }, Severity::May) => "may reach the wrong port of the proxy:",
-        (Fate::Redirected { .. }, Severity::Does) => "reach another program, at port",
-        (Fate::Redirected { .. }, Severity::May) => "may reach another program, at port",
-        (Fate::Translated, Severity::Does) => "go to another destination",
-        (Fate::Translated, Severity::May) => "may go to another destination",
-        (Fate::Broken, Severity::Does) => "break after the first packet",
-        (Fate::Broken, Severity::May) => "may break after the first packet",
-        (Fate::Dropped, Severity::Does) => "are dropped",
-        (Fate::Dropped, Severity::May) => "may be dropped",
-        (Fate::Rejected, Severity::Does) => "are refused",
-        (Fate::Rejected, Severity::May) => "may be refused",
-        (Fate::Unknown, _) => "may not reach the proxy",
+    let (does, may) = match fate {
+        Fate::Untouched => ("bypass the proxy", "may bypass the proxy"),
+        Fate::Proxy { .. } => {
+            ("reach the wrong port of the proxy:", "may reach the wrong port of the proxy:")
+        }
+        Fate::Redirected { .. } => ("reach another program, at port", "may reach another program, at port"),
+        Fate::Translated => ("go to another destination", "may go to another destination"),
+        Fate::Broken => ("break after the first packet", "may break after the first packet"),
+        Fate::Dropped => ("are dropped", "may be dropped"),
+        Fate::Rejected => ("are refused", "may be refused"),
+        Fate::Unknown => ("may not reach the proxy", "may not reach the proxy"),
+    };
+    match severity {
+        Severity::Does => does,
+        Severity::May => may,
     }
 }
 

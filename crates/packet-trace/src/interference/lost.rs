@@ -237,8 +237,8 @@ impl<'a> Without<'a> {
         work: &mut Work,
         accepted: &mut AcceptedFindings,
     ) -> Ways {
-        let Ways { ways, are_all, are_doubtful, unknown } = found;
-        let mut settled = Ways { ways: Vec::new(), are_all, are_doubtful, unknown };
+        let Ways { ways, are_doubtful, unknown } = found;
+        let mut settled = Ways { ways: Vec::new(), are_doubtful, unknown };
         let judge = of(NO_WAYS);
         for way in ways {
             let met = judge.accepted(&way);
@@ -258,7 +258,6 @@ impl<'a> Without<'a> {
             let rules = self.rules(&without, work);
             let again = walk::all(&rules, &way.packets, given, work, false);
             let again = self.settled(again, given, of, &without, work, accepted);
-            settled.are_all &= again.are_all;
             settled.are_doubtful |= again.are_doubtful;
             settled.unknown.extend(again.unknown);
             settled.ways.extend(again.ways);
@@ -268,8 +267,7 @@ impl<'a> Without<'a> {
 }
 
 /// For a judge of one way.
-const NO_WAYS: &Ways =
-    &Ways { ways: Vec::new(), are_all: true, are_doubtful: false, unknown: BTreeSet::new() };
+const NO_WAYS: &Ways = &Ways { ways: Vec::new(), are_doubtful: false, unknown: BTreeSet::new() };
 
 /// What a cause is skipped as.
 const fn skipped_for(cause: Cause) -> Option<Skipped> {

@@ -16,8 +16,8 @@ pub(in super::super) enum Test {
     Always(bool),
     In(Field, Set),
     /// Likewise, of the interface it comes in by; not for a packet without one.
-    ComesIn(Set, bool),
-    GoesOut(Set, bool),
+    ComesIn(Set),
+    GoesOut(Set),
     /// Only packets that a local socket sends have an owner.
     Owner(Field, Set),
     /// A mark's value, mask, and whether it is inverted.
@@ -94,8 +94,8 @@ impl Test {
     pub(super) fn size(&self) -> usize {
         match self {
             Self::In(_, set)
-            | Self::ComesIn(set, _)
-            | Self::GoesOut(set, _)
+            | Self::ComesIn(set)
+            | Self::GoesOut(set)
             | Self::Owner(_, set)
             | Self::Mark(_, set, _) => set.ranges().len(),
             // These are asked one behind the other.
@@ -149,8 +149,8 @@ impl Test {
             Selector::SourcePort => field(Field::SourcePort),
             Selector::DestinationPort => field(Field::Port),
             Selector::TcpFlags => field(Field::Flags),
-            Selector::InInterface => Self::ComesIn(set(), not),
-            Selector::OutInterface => Self::GoesOut(set(), not),
+            Selector::InInterface => Self::ComesIn(turned(Field::Interface, set(), not, family)),
+            Selector::OutInterface => Self::GoesOut(turned(Field::Interface, set(), not, family)),
             Selector::User => owner(Field::User),
             Selector::Group => owner(Field::Group),
             Selector::Mark => Self::Mark(Field::Mark, set(), not),
@@ -175,8 +175,12 @@ impl Test {
             }
             Match::Source(is) => Self::is(Field::Source, is, of_net, family),
             Match::Destination(is) => Self::is(Field::Destination, is, of_net, family),
-            Match::InInterface(is) => Self::ComesIn(of_interface(&is.value), is.not),
-            Match::OutInterface(is) => Self::GoesOut(of_interface(&is.value), is.not),
+            Match::InInterface(is) => {
+                Self::ComesIn(turned(Field::Interface, of_interface(&is.value), is.not, family))
+            }
+            Match::OutInterface(is) => {
+                Self::GoesOut(turned(Field::Interface, of_interface(&is.value), is.not, family))
+            }
             Match::Protocol(protocol) => Self::In(Field::Protocol, Set::one(protocol.number().into())),
             Match::SourcePort(is) => Self::is(Field::SourcePort, is, |range| of_ports(&[*range]), family),
             Match::DestinationPort(is) => Self::is(Field::Port, is, |range| of_ports(&[*range]), family),

@@ -38,8 +38,8 @@ impl Walk<'_> {
             }
             Test::Entry => self.has_entry(),
             Test::Translated(field, not) => self.turned(*not, self.is_translated(*field)),
-            Test::ComesIn(set, not) => self.by(self.now.came_in, set, *not),
-            Test::GoesOut(set, not) => self.by(self.now.goes_out, set, *not),
+            Test::ComesIn(set) => self.by(self.now.came_in, set),
+            Test::GoesOut(set) => self.by(self.now.goes_out, set),
             Test::Owner(field, set) if self.now.has_owner => FieldMatch::of(&self.now.packets, *field, set),
             // That of the socket that TPROXY has chosen.
             Test::Owner(..) if self.now.handed_over.is_some() => FieldMatch::Unknown,
@@ -148,15 +148,14 @@ impl Walk<'_> {
         })
     }
 
-    pub(super) fn by(&self, by: Interface, set: &Set, not: bool) -> FieldMatch {
-        let holds = match by {
+    pub(super) fn by(&self, by: Interface, set: &Set) -> FieldMatch {
+        match by {
             // The kernel compares with an empty name.
             Interface::None => FieldMatch::when(set.contains(0)),
             Interface::Loopback => FieldMatch::when(set.contains(LO)),
             Interface::Named(name) => FieldMatch::when(set.contains(name)),
             Interface::Own => FieldMatch::of(&self.now.packets, Field::Interface, set),
-        };
-        self.turned(not, holds)
+        }
     }
 
     pub(super) fn ask(&mut self, field: Field, set: &Set) -> Result<bool, Split> {

@@ -27,7 +27,7 @@ impl Walk<'_> {
         let by = if direction == Direction::Ingress { self.now.came_in } else { self.now.goes_out };
         let mut to_come = Vec::new();
         for (names, chain) in self.rules.on_devices(direction) {
-            let holds = self.by(by, names, false);
+            let holds = self.by(by, names);
             if self.decide(holds, || Unknown::Interface)? {
                 to_come.push(chain);
             }
@@ -71,9 +71,8 @@ impl Walk<'_> {
         if self.now.device.is_none() && rules.has_ties(self.now.hook) {
             let may_be_first = self.may_be_first();
             for number in may_be_first.iter().skip(1).rev() {
-                let names =
-                    || [0, *number].map(|n| self.now.to_come.get(n).map(|chain| rules.base_name(*chain)));
-                let [first, other] = names().map(Option::unwrap_or_default);
+                let name = |at: usize| self.now.to_come.get(at).map(|chain| rules.base_name(*chain));
+                let [first, other] = [0, *number].map(|at| name(at).unwrap_or_default());
                 if self.assume(|| Unknown::Order(first, other))? {
                     return Ok(Some(*number));
                 }

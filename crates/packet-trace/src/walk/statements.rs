@@ -409,7 +409,7 @@ impl<'a> Walk<'a> {
             && self.now.packets.get(Field::Destination).without(&link_local(Family::V6)).is_empty();
         let of = if is_of_link { &receivers.first_of_link } else { &receivers.first };
         for (by, address) in of {
-            let holds = self.by(self.now.came_in, &Set::one(*by), false);
+            let holds = self.by(self.now.came_in, &Set::one(*by));
             if self.decide(holds, || Unknown::Interface)? {
                 return Ok(Receiver::Address(*address));
             }
