@@ -128,7 +128,7 @@ impl Test {
         each.map(|(selector, range)| Self::of_ranges(*selector, &[*range], false, family)).collect()
     }
 
-    /// The field of packets that a selector is about, if it is about no more than that.
+    /// The field of packets that a selector is about, if it asks for nothing else.
     pub(super) fn field_of(selector: Selector, family: Family) -> Option<Field> {
         let Self::In(field, _) = Self::of_ranges(selector, &[], false, family) else { return None };
         (field != Field::State).then_some(field)
