@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use api_lists::Listing;
 use cluster_client::params::{GetParams, ListParams};
-use cluster_client::{Account, ApiError, Built, Client, Limits, Request, Trust, kubeconfig, server_url};
+use cluster_client::{Account, ApiError, Built, Client, Request, Trust, kubeconfig, server_url};
 use cni_core::conf::Conf;
 use cni_core::enablement::DATAPLANE_LABEL;
 use cni_core::pod_source::PodName;
@@ -309,7 +309,7 @@ impl ApiServer {
 
     /// An object.
     fn ask(&self, request: impl Fn() -> Built) -> Result<Value, (PathBuf, ApiError)> {
-        self.with_an_account(&async |client: &Client| client.json(request(), Limits::object(PATIENCE)).await)
+        self.with_an_account(&async |client: &Client| client.json(request(), PATIENCE).await)
     }
 
     /// The objects of a list: all, or as many as one page has if that has a limit.

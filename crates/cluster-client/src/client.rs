@@ -21,23 +21,6 @@ const MOST_WORDS: usize = 64 << 10;
 /// The most an object may have. The store behind an API server takes 1.5 MiB.
 const MOST_OBJECT: usize = 8 << 20;
 
-/// How long an answer may take from the request to its last byte, and how many bytes it may have.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Limits {
-    /// How long.
-    pub patience: Duration,
-    /// How many bytes.
-    pub most: usize,
-}
-
-impl Limits {
-    /// For an answer that is one object.
-    #[must_use]
-    pub const fn object(patience: Duration) -> Self {
-        Self { patience, most: MOST_OBJECT }
-    }
-}
-
 /// A request, unless it has a name that no object has.
 pub type Built = Result<Request<Vec<u8>>, request::Error>;
 
@@ -65,17 +48,17 @@ impl Client {
         &self.server
     }
 
-    /// Sends a request and reads the whole answer, which is to be JSON of a type.
+    /// Sends a request and reads the whole answer, which is to be one object, as JSON of a type. `patience`: from the request to the last byte.
     ///
     /// # Errors
     /// Why none is available.
-    pub async fn json<T: DeserializeOwned>(&self, request: Built, limits: Limits) -> Result<T, ApiError> {
-        let deadline = Instant::now() + limits.patience;
-        let answer = self.open(request, limits.patience).await?;
+    pub async fn json<T: DeserializeOwned>(&self, request: Built, patience: Duration) -> Result<T, ApiError> {
+        let deadline = Instant::now() + patience;
+        let answer = self.open(request, patience).await?;
         let kind = answer.kind.clone();
         let server = answer.server.clone();
-        let bytes = answer.whole(limits.most, deadline).await;
-        let bytes = bytes.map_err(|failure| failure.within(limits.patience))?;
+        let bytes = answer.whole(MOST_OBJECT, deadline).await;
+        let bytes = bytes.map_err(|failure| failure.within(patience))?;
         serde_json::from_slice(&bytes).map_err(|error| {
             let server = server.to_string();
             ApiError::Garbled { server, what: what_is_wrong(&bytes, &kind, &error) }
@@ -89,9 +72,9 @@ impl Client {
     pub async fn find<T: DeserializeOwned>(
         &self,
         request: Built,
-        limits: Limits,
+        patience: Duration,
     ) -> Result<Option<T>, ApiError> {
-        match self.json(request, limits).await {
+        match self.json(request, patience).await {
             Err(ApiError::NotFound(words)) if words.by_api => Ok(None),
             found => found.map(Some),
         }

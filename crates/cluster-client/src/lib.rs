@@ -16,15 +16,12 @@ mod client;
 mod failure;
 pub mod files;
 pub mod kubeconfig;
-mod outage;
 
 pub use access::{Access, AccessError};
 pub use account::{Account, Trust, server_url};
 pub use backoff::{Backoff, random};
-pub use client::{Answer, Built, Client, Limits};
+pub use client::{Answer, Built, Client};
 pub use failure::{ApiError, StatusMessage};
-pub use outage::Outage;
 
-/// Conditions on labels.
 /// Requests as values, and what some of them are answered with.
 pub use kube::core::{PartialObjectMeta, Request, WatchEvent, params, request::Error as RequestError};

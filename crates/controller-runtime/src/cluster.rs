@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use cluster_client::params::{GetParams, PostParams};
 use cluster_client::{
-    AccessError, Account, ApiError, Built, Client, Limits, PartialObjectMeta, Request, RequestError,
+    AccessError, Account, ApiError, Built, Client, PartialObjectMeta, Request, RequestError,
 };
 use hyper::header::{CONTENT_TYPE, HeaderValue};
 use k8s_openapi::api::core::v1::{Event, EventSource, ObjectReference, Pod};
@@ -146,7 +146,7 @@ impl Cluster {
     /// # Errors
     /// Why none is available.
     pub async fn json<T: DeserializeOwned>(&self, request: Built) -> Result<T, ApiError> {
-        self.client.json(request, Limits::object(PATIENCE)).await
+        self.client.json(request, PATIENCE).await
     }
 
     /// The same for an object that may not exist; none if the API server reports that it does not.
@@ -154,7 +154,7 @@ impl Cluster {
     /// # Errors
     /// Why that cannot be determined.
     pub async fn find<T: DeserializeOwned>(&self, request: Built) -> Result<Option<T>, ApiError> {
-        self.client.find(request, Limits::object(PATIENCE)).await
+        self.client.find(request, PATIENCE).await
     }
 
     /// The UID of a pod of this name, if it can be read. `kubectl describe` shows no event about a pod without it.

@@ -3,7 +3,7 @@
 use std::fmt::Display;
 use std::time::{Duration, Instant};
 
-use cluster_client::{Backoff, Outage};
+use cluster_client::Backoff;
 use log::{Level, Record};
 
 use crate::SCOPE;
@@ -16,7 +16,8 @@ pub const LONGEST_RETRY: Duration = Duration::from_secs(30);
 /// Logs an outage once.
 #[derive(Debug)]
 pub struct OutageLog {
-    outage: Outage,
+    /// When it began, if it has.
+    since: Option<Instant>,
     cannot: String,
     again: String,
 }
@@ -24,13 +25,14 @@ pub struct OutageLog {
 impl OutageLog {
     /// The two lines: `cannot … : error` and `… again`.
     pub fn new(cannot: impl Into<String>, again: impl Into<String>) -> Self {
-        Self { outage: Outage::default(), cannot: cannot.into(), again: again.into() }
+        Self { since: None, cannot: cannot.into(), again: again.into() }
     }
 
     /// Warns at the first failure; the others are for debugging.
     pub fn failed(&mut self, error: &dyn Display, keys: &[(&str, &str)]) {
         let cannot = &self.cannot;
-        if self.outage.begins(Instant::now()) {
+        if self.since.is_none() {
+            self.since = Some(Instant::now());
             write(Level::Warn, &format!("{cannot}: {error}"), keys);
         } else {
             write(Level::Debug, &format!("still {cannot}: {error}"), keys);
@@ -39,8 +41,8 @@ impl OutageLog {
 
     /// Logs the end of an outage, with its length.
     pub fn worked(&mut self) {
-        if let Some(lasted) = self.outage.ends(Instant::now()) {
-            log::info!(target: SCOPE, seconds = lasted.as_secs(); "{}", self.again);
+        if let Some(since) = self.since.take() {
+            log::info!(target: SCOPE, seconds = since.elapsed().as_secs(); "{}", self.again);
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use cluster_client::params::{GetParams, PostParams};
-use cluster_client::{ApiError, Limits, Request};
+use cluster_client::{ApiError, Request};
 use controller_runtime::BootTime;
 use controller_runtime::cluster::Cluster;
 use k8s_openapi::jiff::{Timestamp, Unit};
@@ -34,7 +34,7 @@ pub async fn round(cluster: &Cluster, candidate: &mut Candidate) -> Result<Round
     let leases = || Request::new(path.as_str());
     let asked = BootTime::now();
     let get = leases().get(&name, &GetParams::default());
-    let found = cluster.client().find::<Value>(get, Limits::object(PATIENCE)).await?;
+    let found = cluster.client().find::<Value>(get, PATIENCE).await?;
     let step = candidate.consider(found.as_ref(), BootTime::now(), &time());
     let request = match &step {
         LeaseWrite::Wait => {
@@ -46,7 +46,7 @@ pub async fn round(cluster: &Cluster, candidate: &mut Candidate) -> Result<Round
             leases().replace(&name, &PostParams::default(), lease.to_string().into_bytes())
         }
     };
-    match cluster.client().json::<Value>(request, Limits::object(PATIENCE)).await {
+    match cluster.client().json::<Value>(request, PATIENCE).await {
         Ok(_) => {
             candidate.won(asked);
             Ok(Round::Won)
@@ -63,11 +63,11 @@ pub async fn round(cluster: &Cluster, candidate: &mut Candidate) -> Result<Round
 pub async fn step_down(cluster: &Cluster, candidate: &Candidate) {
     let leases = || Request::new(path(candidate));
     let get = leases().get(candidate.name(), &GetParams::default());
-    let Ok(found) = cluster.client().json::<Value>(get, Limits::object(PATIENCE)).await else { return };
+    let Ok(found) = cluster.client().json::<Value>(get, PATIENCE).await else { return };
     if let Some(lease) = candidate.release_lease(&found, &time()) {
         let request =
             leases().replace(candidate.name(), &PostParams::default(), lease.to_string().into_bytes());
-        let _ = cluster.client().json::<Value>(request, Limits::object(PATIENCE)).await;
+        let _ = cluster.client().json::<Value>(request, PATIENCE).await;
     }
 }
 

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
 use cluster_client::params::GetParams;
-use cluster_client::{Account, Backoff, Limits, Request};
+use cluster_client::{Account, Backoff, Request};
 use cni_core::selector::LabelSelector;
 use controller_runtime::cluster::{ApiHandle, Identity};
 use controller_runtime::node::NodeMarking;
@@ -206,7 +206,7 @@ async fn requirements(
         let path = format!("/api/v1/namespaces/{namespace}/configmaps");
         let request = Request::new(path).get(name, &GetParams::default());
         let found = match connection.get() {
-            Ok(cluster) => cluster.client().find::<Value>(request, Limits::object(END_PATIENCE)).await,
+            Ok(cluster) => cluster.client().find::<Value>(request, END_PATIENCE).await,
             Err(error) => bail!("no working API client: {error}"),
         };
         match found {

@@ -4,10 +4,10 @@
 //! every pod of the mesh in between. So the plugin has a service account of its own, and the agent asks for tokens of that account.
 
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
-use cluster_client::{Backoff, Outage};
+use cluster_client::Backoff;
 use controller_runtime::supervisor::Unneeded;
 use controller_runtime::{BootTime, SCOPE, lock};
 use reasons::{AgentReason, EventReason};
@@ -290,7 +290,7 @@ impl TokenRenewer {
         if self.token.subject.is_none() {
             return Unneeded;
         }
-        let mut refusal = Outage::default();
+        let mut has_complained = false;
         let mut pauses = Backoff::new(FIRST_RETRY, LONGEST_RETRY);
         let mut refusals = Backoff::new(FIRST_RETRY, REFUSED_RETRY);
         loop {
@@ -298,11 +298,11 @@ impl TokenRenewer {
                 Ok(()) => {
                     pauses.reset();
                     refusals.reset();
-                    refusal.ends(Instant::now());
+                    has_complained = false;
                     self.wait().await;
                 }
                 Err(error) => {
-                    self.complain(&error, &mut refusal).await;
+                    self.complain(&error, &mut has_complained).await;
                     let pause = match error {
                         TokenError::Failed { retry_after, .. } => pauses.pause(retry_after),
                         TokenError::Useless(_) | TokenError::Refused(_) => refusals.pause(None),
@@ -388,12 +388,12 @@ impl TokenRenewer {
     }
 
     /// One loud line about roles that are missing; an API server that does not answer is complained of elsewhere.
-    async fn complain(&self, error: &TokenError, refusal: &mut Outage) {
+    async fn complain(&self, error: &TokenError, has_complained: &mut bool) {
         if let TokenError::Failed { text, .. } = error {
             log::debug!(target: SCOPE, "no new token for the plugin: {text}");
             return;
         }
-        if !refusal.begins(Instant::now()) {
+        if std::mem::replace(has_complained, true) {
             return;
         }
         let text = format!(

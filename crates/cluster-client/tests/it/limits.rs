@@ -14,15 +14,13 @@ use std::{
     time::Duration,
 };
 
-use cluster_client::{Account, ApiError, Client, Limits, Request, Trust, params::GetParams};
+use cluster_client::{Account, ApiError, Client, Request, Trust, params::GetParams};
 use serde_json::Value;
 
 /// A limit that is to be met.
 const SHORT: Duration = Duration::from_millis(300);
 /// A limit that is not.
 const LONG: Duration = Duration::from_secs(120);
-/// The most of an answer in these tests.
-const MOST: usize = 64 << 10;
 
 /// A server that does the same with every connection, once a request has come.
 struct Server {
@@ -80,7 +78,7 @@ fn run<T>(future: impl Future<Output = T>) -> T {
 
 fn ask(server: &Server, patience: Duration) -> Result<Value, ApiError> {
     let request = Request::new("/api/v1/namespaces/shop/pods").get("cart", &GetParams::default());
-    run(async { server.client().json(request, Limits { patience, most: MOST }).await })
+    run(async { server.client().json(request, patience).await })
 }
 
 fn answer(status: &str, headers: &str, body: &str) -> String {
@@ -149,7 +147,7 @@ fn an_answer_without_end_is_not_read_to_its_end() {
         while stream.write_all(&[b' '; 64 << 10]).is_ok() {}
     });
     let failure = ask(&server, LONG).unwrap_err();
-    assert!(failure.to_string().contains("more than 65536 bytes"), "{failure}");
+    assert!(failure.to_string().contains("more than 8388608 bytes"), "{failure}");
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use super::{PodError, PodName, ReadPod};
 use crate::logs::SCOPE;
 use crate::sandboxed::RUNTIME_CLASSES;
-use cluster_client::{ApiError, Backoff, Built, Limits, Request, kubeconfig, params::GetParams};
+use cluster_client::{ApiError, Backoff, Built, Request, kubeconfig, params::GetParams};
 use serde_json::{Map, Value};
 use std::{
     fmt::Display,
@@ -88,7 +88,7 @@ fn get<T>(
     block_on(try_until(tries, async || {
         let client = kubeconfig::client(kubeconfig)?;
         let patience = TRY_PATIENCE.min(deadline.saturating_duration_since(Instant::now()));
-        take(client.json(request(), Limits::object(patience)).await, client.server())
+        take(client.json(request(), patience).await, client.server())
     }))
 }
 
