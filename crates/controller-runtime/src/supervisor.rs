@@ -48,6 +48,16 @@ impl Default for Supervisor {
     }
 }
 
+/// A task that ends when this is dropped.
+#[derive(Debug)]
+pub struct OwnedTask(pub AbortHandle);
+
+impl Drop for OwnedTask {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
 impl Supervisor {
     /// Starts a task. Aborting it is not an unexpected end. Needs a tokio run-time.
     #[expect(clippy::disallowed_methods, reason = "this is where it is allowed")]

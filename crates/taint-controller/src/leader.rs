@@ -10,12 +10,11 @@ use controller_runtime::metrics::{ChangeLabels, WatchLabel, gauged};
 use controller_runtime::node::{NODES, Node, NodeMarking, RequestedTaint, node_reference};
 use controller_runtime::outage::{FIRST_RETRY, LONGEST_RETRY, OutageLog};
 use controller_runtime::resync::{self, Collection, Freshness, Limits, Replica, Selection, Source};
-use controller_runtime::supervisor::{Supervisor, Unneeded};
+use controller_runtime::supervisor::{OwnedTask, Supervisor, Unneeded};
 use controller_runtime::{BootTime, ChangeError, SCOPE, TRIES, added_or_due, daemon_set, lock};
 use reasons::{AgentReason, EventReason};
 use serde_json::Value;
 use tokio::sync::{Notify, watch};
-use tokio::task::AbortHandle;
 
 use crate::election::may_act;
 use crate::metrics::ControllerMetrics;
@@ -30,15 +29,6 @@ const COMPONENT: &str = "cni-taint-controller";
 const DAEMON_SET_INTERVAL: Duration = Duration::from_secs(10);
 /// The time after a request to change a node: agents that all go at once do not make a storm.
 const PACE: Duration = Duration::from_millis(20);
-
-/// The leader's tasks, which end when this is dropped.
-pub struct Work(Vec<AbortHandle>);
-
-impl Drop for Work {
-    fn drop(&mut self) {
-        self.0.iter().for_each(AbortHandle::abort);
-    }
-}
 
 /// The leader, from the moment it leads until it does not.
 pub struct Leader {
@@ -97,7 +87,7 @@ impl Leader {
     }
 
     /// Works until what is returned is dropped.
-    pub fn start(self, tasks: &Supervisor) -> Work {
+    pub fn start(self, tasks: &Supervisor) -> Vec<OwnedTask> {
         let leader = Arc::new(self);
         let watched = (0..leader.requirements.len()).map(Watched::Pods).chain([Watched::Nodes]);
         let watches = watched.map(|watched| {
@@ -106,12 +96,13 @@ impl Leader {
                 Watched::Nodes => "node watch",
                 Watched::Pods(_) => "pod watch",
             };
-            tasks.spawn(name, async move { leader.watch(watched).await })
+            OwnedTask(tasks.spawn(name, async move { leader.watch(watched).await }))
         });
-        let mut work = Work(watches.collect());
+        let mut work: Vec<OwnedTask> = watches.collect();
         let (placing, leading) = (leader.clone(), leader);
-        work.0.push(tasks.spawn("watch of the agents' DaemonSet", async move { placing.place().await }));
-        work.0.push(tasks.spawn("leader", async move { leading.work().await }));
+        let placing = tasks.spawn("watch of the agents' DaemonSet", async move { placing.place().await });
+        let leading = tasks.spawn("leader", async move { leading.work().await });
+        work.extend([OwnedTask(placing), OwnedTask(leading)]);
         work
     }
 

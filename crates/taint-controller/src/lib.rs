@@ -25,7 +25,7 @@ use controller_runtime::cluster::{ApiHandle, Identity};
 use controller_runtime::node::NodeMarking;
 use controller_runtime::outage::{FIRST_RETRY, LONGEST_RETRY, OutageLog};
 use controller_runtime::serve::{self, Address, Answer, text};
-use controller_runtime::supervisor::Supervisor;
+use controller_runtime::supervisor::{OwnedTask, Supervisor};
 use controller_runtime::{BootTime, SCOPE};
 use hyper::body::Incoming;
 use hyper::{Method, StatusCode};
@@ -36,7 +36,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 
 use election::{Candidate, PAUSE};
-use leader::{Leader, Work};
+use leader::Leader;
 use leases::Round;
 use metrics::ControllerMetrics;
 use requirement::Requirement;
@@ -122,7 +122,7 @@ async fn lead(
         log::info!(target: SCOPE, namespace = namespace.as_str(), selector = selector.as_str(); "every node needs one of these pods, ready");
     }
     // Its term, until when it may act, and what it does.
-    let mut leader: Option<(u64, watch::Sender<Option<BootTime>>, Work)> = None;
+    let mut leader: Option<(u64, watch::Sender<Option<BootTime>>, Vec<OwnedTask>)> = None;
     loop {
         let pause = election.round().await;
         let term = election.candidate.term(BootTime::now());

@@ -2,9 +2,8 @@
 
 use std::sync::Arc;
 
-use controller_runtime::supervisor::Supervisor;
+use controller_runtime::supervisor::{OwnedTask, Supervisor};
 use tokio::sync::watch;
-use tokio::task::AbortHandle;
 
 use super::{renewer, served, start_lookup, start_work};
 use crate::settings::{DriftSettings, Settings};
@@ -13,7 +12,7 @@ use crate::settings::{DriftSettings, Settings};
 /// in one process, tests measure what a large cluster costs. They end when this is dropped.
 #[derive(Debug)]
 pub struct ApiTasks {
-    work: Vec<AbortHandle>,
+    _work: Vec<OwnedTask>,
     /// Without it the tasks would take their settings for gone.
     _drift: watch::Sender<DriftSettings>,
 }
@@ -26,12 +25,7 @@ impl ApiTasks {
         let drift = watch::Sender::new(settings.drift.clone());
         let renewer = Arc::new(renewer(settings, &token, &served));
         start_lookup(&served);
-        Self { work: start_work(settings, &drift, &served, (token, renewer)), _drift: drift }
-    }
-}
-
-impl Drop for ApiTasks {
-    fn drop(&mut self) {
-        self.work.iter().for_each(AbortHandle::abort);
+        let work = start_work(settings, &drift, &served, (token, renewer));
+        Self { _work: work.into_iter().map(OwnedTask).collect(), _drift: drift }
     }
 }

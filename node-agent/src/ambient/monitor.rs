@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use controller_runtime::SCOPE;
+use controller_runtime::supervisor::OwnedTask;
 use netns_apply::netns::{Netns, NetnsId};
-use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep};
 
 use super::inventory::Inventory;
@@ -25,13 +25,7 @@ pub struct Monitors(BTreeMap<String, Monitor>);
 struct Monitor {
     path: PathBuf,
     id: NetnsId,
-    task: AbortHandle,
-}
-
-impl Drop for Monitor {
-    fn drop(&mut self) {
-        self.task.abort();
-    }
+    task: OwnedTask,
 }
 
 /// A namespace that is to be monitored.
@@ -47,7 +41,7 @@ impl Monitors {
     pub fn release(&mut self, is_there: impl Fn(&str) -> bool) {
         let is_same =
             |monitor: &Monitor| Netns::open(&monitor.path).is_ok_and(|there| there.id() == monitor.id);
-        self.0.retain(|uid, monitor| is_there(uid) && !monitor.task.is_finished() && is_same(monitor));
+        self.0.retain(|uid, monitor| is_there(uid) && !monitor.task.0.is_finished() && is_same(monitor));
     }
 
     /// Which of these pods, in these namespaces, have none.
@@ -70,7 +64,7 @@ impl Monitors {
                         clippy::disallowed_methods,
                         reason = "a pod whose monitor has ended is examined at intervals, and gets another one"
                     )]
-                    let task = tokio::spawn(watched).abort_handle();
+                    let task = OwnedTask(tokio::spawn(watched).abort_handle());
                     self.0.insert(uid, Monitor { path, id, task });
                 }
                 Err(error) => {

@@ -5,13 +5,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use controller_runtime::supervisor::OwnedTask;
 use controller_runtime::{SCOPE, lock, or_never};
 use netns_apply::notify::Notification;
 use pod_netns::MountedNetns;
 use prometheus_client::metrics::gauge::Gauge;
 use reasons::{AgentReason, EventReason, PodState};
 use tokio::sync::Notify;
-use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use super::backoff::RecheckBackoff;
@@ -42,7 +42,7 @@ struct MonitorState {
 #[derive(Debug)]
 pub struct PodMonitor {
     state: Arc<MonitorState>,
-    task: AbortHandle,
+    task: OwnedTask,
 }
 
 impl PodMonitor {
@@ -78,7 +78,7 @@ impl PodMonitor {
             clippy::disallowed_methods,
             reason = "a pod without a monitor gets one at the drift watch's next check"
         )]
-        let task = tokio::spawn(task_state.run()).abort_handle();
+        let task = OwnedTask(tokio::spawn(task_state.run()).abort_handle());
         Ok(Self { state, task })
     }
 
@@ -91,7 +91,7 @@ impl PodMonitor {
     /// Whether its task has ended.
     #[must_use]
     pub fn is_over(&self) -> bool {
-        self.task.is_finished()
+        self.task.0.is_finished()
     }
 
     /// The drift watch has checked it again.
@@ -102,12 +102,6 @@ impl PodMonitor {
             self.state.is_reported.store(true, Ordering::Relaxed);
             self.state.recheck.notify_one();
         }
-    }
-}
-
-impl Drop for PodMonitor {
-    fn drop(&mut self) {
-        self.task.abort();
     }
 }
 
