@@ -3,6 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
+use cni_core::logs::PodSource;
 use controller_runtime::metrics::{
     ChangeLabels, ResultLabel, WatchLabel, Word, process, start_at_zero, watches,
 };
@@ -15,9 +16,10 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 use reasons::AgentReason::{
     self, Accepted, Ambiguous, Applied, Changed, Complete, Condition, CopyBinariesFailure,
-    CreateCniConfigFailure, CreateKubeconfigFailure, Done, Enrol, Fail, Failed, Gone, Granted, Impossible,
-    Installed, Malformed, NoCapability, NoEntry, NoNamespaces, NoPods, NotFound, OverRate, OverSize,
-    Redirect, Redirected, Refused, Rejected, Sent, Skip, Success, Unanswered, Unreadable, Unverifiable,
+    CreateCniConfigFailure, CreateKubeconfigFailure, Done, Enrol, Fail, Failed, Gone, Granted, Healed,
+    Impossible, Installed, Malformed, NoCapability, NoEntry, NoNamespaces, NoPods, NoProcess, NotApplied,
+    NotFound, NotMeshed, NotSevered, NotVerified, OtherPod, OverRate, OverSize, Redirect, Redirected,
+    Refused, Rejected, Sent, Skip, Success, Unanswered, Unreadable, Unverifiable,
 };
 use reasons::ObstacleKind;
 use reasons::PodState::{
@@ -148,7 +150,7 @@ impl Metrics {
         (Arc::new(metrics), registry)
     }
 
-    /// The labels of the installer and the servers. Other parts add theirs when they start.
+    /// The labels of what every agent has. Other parts add theirs when they start.
     fn start(&self) {
         let installs = [Installed, CopyBinariesFailure, CreateKubeconfigFailure, CreateCniConfigFailure];
         start_at_zero(&self.installs, installs);
@@ -160,6 +162,17 @@ impl Metrics {
         start_at_zero(&self.log_entries, [Accepted, Malformed, OverRate, OverSize]);
         start_at_zero(&self.events, [Sent, Failed]);
         start_at_zero(&self.reloads, [Applied, Refused]);
+        start_at_zero(&self.drift_checks, [Verified, NotRedirected, Drifted, Interference, Sandboxed]);
+        start_at_zero(&self.drift_checks, [Changed, NotFound, Ambiguous, Unverifiable, Unreadable]);
+        start_at_zero(&self.drift_rounds, [Complete, NoCapability, NoPods, NoNamespaces, NoEntry]);
+        start_at_zero(&self.heal_checks, [Verified, Drifted, Interference, Unknown]);
+        start_at_zero(
+            &self.heal_attempts,
+            [Healed, AgentReason::Interference, NoCapability, NotFound, NoProcess],
+        );
+        start_at_zero(&self.heal_attempts, [Ambiguous, OtherPod, NotMeshed, NotApplied, NotVerified]);
+        start_at_zero(&self.heal_attempts, [Unverifiable, NotSevered, Unreadable]);
+        start_at_zero(&self.pod_sources, PodSource::ALL.map(|source| SourceLabel { source: source.word() }));
     }
 
     /// The labels of a repair action.

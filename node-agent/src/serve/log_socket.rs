@@ -11,7 +11,6 @@ use std::time::Instant;
 use cni_core::logs::{CALLED, PodSource, READER};
 use cni_core::wire::Code;
 use controller_runtime::lock;
-use controller_runtime::metrics::start_at_zero;
 use controller_runtime::serve::{self, Answer};
 use controller_runtime::supervisor::Supervisor;
 use http_body_util::{BodyExt, Limited};
@@ -86,10 +85,6 @@ impl Receiver {
         emit: Box<dyn Fn(&Entry) + Send + Sync>,
     ) -> Self {
         let bucket = Mutex::new(Bucket { left: BURST, filled: Instant::now() });
-        start_at_zero(
-            &metrics.pod_sources,
-            PodSource::ALL.map(|source| SourceLabel { source: source.word() }),
-        );
         Self { metrics, emit, bucket, reasons: Mutex::default(), calls, reader, plugin }
     }
 

@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cni_core::conf::Conf;
-use controller_runtime::metrics::{Explained, gauged, start_at_zero};
+use controller_runtime::metrics::{Explained, gauged};
 use controller_runtime::resync::ReadError;
 use controller_runtime::supervisor::Unneeded;
 use controller_runtime::{SCOPE, or_never};
@@ -161,30 +161,6 @@ impl DriftWatch {
         (summary, held, handlers): (Arc<NodeSummary>, Arc<HeldPods>, Arc<RuntimeHandlers>),
         healer: HealHandle,
     ) -> Self {
-        let states = [
-            PodState::Verified,
-            PodState::NotRedirected,
-            PodState::Drifted,
-            PodState::Interference,
-            PodState::Sandboxed,
-        ];
-        start_at_zero(&metrics.drift_checks, states);
-        let others = [
-            AgentReason::Changed,
-            AgentReason::NotFound,
-            AgentReason::Ambiguous,
-            AgentReason::Unverifiable,
-            AgentReason::Unreadable,
-        ];
-        start_at_zero(&metrics.drift_checks, others);
-        let rounds = [
-            AgentReason::Complete,
-            AgentReason::NoCapability,
-            AgentReason::NoPods,
-            AgentReason::NoNamespaces,
-            AgentReason::NoEntry,
-        ];
-        start_at_zero(&metrics.drift_rounds, rounds);
         Self {
             settings,
             installer,

@@ -21,13 +21,12 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use controller_runtime::metrics::{gauged, start_at_zero};
+use controller_runtime::metrics::gauged;
 use controller_runtime::supervisor::{Supervisor, Unneeded};
 use controller_runtime::{SCOPE, or_never};
 use netns_apply::netns::NetnsId;
 use nix::sys::resource::{Resource, getrlimit};
 use pod_netns::MountedNetns;
-use reasons::{AgentReason, PodState};
 use tokio::sync::{Semaphore, mpsc, watch};
 use tokio::time::{Instant, sleep, sleep_until};
 
@@ -59,26 +58,6 @@ const RECHECKS_AFTER: [Duration; 3] =
 const TICK: Duration = Duration::from_secs(30);
 /// How often, where it cannot be watched.
 const POLL: Duration = Duration::from_secs(2);
-
-/// How the healing of a pod may end.
-pub const REASONS: [AgentReason; 13] = [
-    AgentReason::Healed,
-    AgentReason::Interference,
-    AgentReason::NoCapability,
-    AgentReason::NotFound,
-    AgentReason::NoProcess,
-    AgentReason::Ambiguous,
-    AgentReason::OtherPod,
-    AgentReason::NotMeshed,
-    AgentReason::NotApplied,
-    AgentReason::NotVerified,
-    AgentReason::Unverifiable,
-    AgentReason::NotSevered,
-    AgentReason::Unreadable,
-];
-/// How healing finds a pod.
-const CHECKED: [PodState; 4] =
-    [PodState::Verified, PodState::Drifted, PodState::Interference, PodState::Unknown];
 
 /// A message of the drift watch.
 #[derive(Debug)]
@@ -167,8 +146,6 @@ pub fn link(
 ) -> (HealHandle, Healer) {
     let (sender, requests) = mpsc::channel(MOST_WAITING);
     let queue = Arc::new(CheckQueue::default());
-    start_at_zero(&metrics.heal_checks, CHECKED);
-    start_at_zero(&metrics.heal_attempts, REASONS);
     let context = HealContext {
         paths: settings.paths.clone(),
         events: EventPublisher::start("events of healing", connection, metrics.clone(), tasks),

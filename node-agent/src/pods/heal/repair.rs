@@ -43,7 +43,7 @@ pub enum HealOutcome {
 }
 
 impl HealOutcome {
-    /// The reason for metrics, one of [`REASONS`](super::REASONS), if a repair was due.
+    /// The reason for metrics, one of those that `Metrics` starts with, if a repair was due.
     #[must_use]
     pub const fn reason(&self) -> Option<AgentReason> {
         match self {
