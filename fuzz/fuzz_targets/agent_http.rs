@@ -5,10 +5,9 @@
 #![no_main]
 
 use controller_runtime::{
-    serve::{Answer, Listener, connections},
+    serve::{Handler, Listener, connections, handler},
     supervisor::Supervisor,
 };
-use hyper::{Request, body::Incoming};
 use install_cni::{
     cluster::{self, events::EventPublisher},
     install::{
@@ -29,7 +28,7 @@ use logging::{Config, Entry};
 use redirect_core_fuzz::text;
 use settings_cli::ParsedArgs;
 use std::{
-    future::{Future, pending},
+    future::pending,
     io,
     path::{Path, PathBuf},
     sync::{Arc, LazyLock, Mutex},
@@ -121,51 +120,13 @@ fuzz_target!(|input: &[u8]| {
     let Some((server, bytes)) = input.split_first() else { return };
     let Agent { runtime, served, receiver } = &*AGENT;
     let is_log_socket = server % 4 == 3;
-    let [answer, next] = runtime.block_on(async {
-        let (served, receiver) = (served.clone(), receiver.clone());
-        match server % 4 {
-            0 => {
-                talk(
-                    move |request| {
-                        let served = served.clone();
-                        async move { served.health(request).await }
-                    },
-                    bytes,
-                )
-                .await
-            }
-            1 => {
-                talk(
-                    move |request| {
-                        let served = served.clone();
-                        async move { served.metrics(request).await }
-                    },
-                    bytes,
-                )
-                .await
-            }
-            2 => {
-                talk(
-                    move |request| {
-                        let served = served.clone();
-                        async move { served.control(request).await }
-                    },
-                    bytes,
-                )
-                .await
-            }
-            _ => {
-                talk(
-                    move |request| {
-                        let receiver = receiver.clone();
-                        async move { receiver.answer(request).await }
-                    },
-                    bytes,
-                )
-                .await
-            }
-        }
-    });
+    let answer = match server % 4 {
+        0 => handler(served, AgentContext::health),
+        1 => handler(served, AgentContext::metrics),
+        2 => handler(served, AgentContext::control),
+        _ => handler(receiver, Receiver::answer),
+    };
+    let [answer, next] = runtime.block_on(talk(answer, bytes));
     check(&answer);
     let next = check(&next).expect("the next client is answered");
     assert!(next == 200 || next == 404, "{next}");
@@ -173,13 +134,7 @@ fuzz_target!(|input: &[u8]| {
 });
 
 /// Says these bytes on one connection, asks for health on another, and gives what comes back on each.
-async fn talk<F>(
-    answer: impl Fn(Request<Incoming>) -> F + Clone + Send + 'static,
-    bytes: &[u8],
-) -> [Vec<u8>; 2]
-where
-    F: Future<Output = Answer> + Send + 'static,
-{
+async fn talk(answer: Handler, bytes: &[u8]) -> [Vec<u8>; 2] {
     let ((mut client, server), (mut next, next_server)) = (duplex(BUFFER), duplex(BUFFER));
     let serving = tokio::spawn(connections(Once(Mutex::new(vec![next_server, server])), answer));
     let answers = [said(&mut client, bytes).await, said(&mut next, HEALTHY).await];

@@ -24,7 +24,7 @@ use cni_core::selector::LabelSelector;
 use controller_runtime::cluster::{ApiHandle, Identity};
 use controller_runtime::node::NodeMarking;
 use controller_runtime::outage::{FIRST_RETRY, LONGEST_RETRY, OutageLog};
-use controller_runtime::serve::{self, Address, Answer, text};
+use controller_runtime::serve::{self, Address, Answer, handler, text};
 use controller_runtime::supervisor::{OwnedTask, Supervisor};
 use controller_runtime::{BootTime, SCOPE};
 use hyper::body::Incoming;
@@ -225,40 +225,37 @@ async fn requirements(
     }
 }
 
+/// When the API server responded last.
+type Responses = watch::Receiver<Option<Instant>>;
+
 /// Starts the servers of health and metrics.
 async fn serve(
     health: Address,
     monitoring: Option<Address>,
     tasks: &Supervisor,
     metrics: &Arc<ControllerMetrics>,
-    responses: watch::Receiver<Option<Instant>>,
+    responses: Responses,
 ) -> anyhow::Result<()> {
     if let Some(address) = monitoring {
-        let registry = Arc::new(metrics.registry());
-        serve::start_optional(tasks, "metrics server", address, move |request| {
-            let answer = show(&request, &registry);
-            async move { answer }
-        })
-        .await;
+        let answer = handler(&Arc::new(metrics.registry()), show);
+        serve::start_optional(tasks, "metrics server", address, answer).await;
     }
-    let alive = tasks.clone();
-    serve::start(tasks, "health server", health, move |request| {
-        let answer = report(&request, *responses.borrow(), &alive);
-        async move { answer }
-    })
-    .await
-    .with_context(|| format!("cannot serve health on port {}", health.1))
+    let answer = handler(&Arc::new((tasks.clone(), responses)), report);
+    serve::start(tasks, "health server", health, answer)
+        .await
+        .with_context(|| format!("cannot serve health on port {}", health.1))
 }
 
-fn show(request: &hyper::Request<Incoming>, registry: &Registry) -> Answer {
+async fn show(registry: Arc<Registry>, request: hyper::Request<Incoming>) -> Answer {
     match request.uri().path() {
-        "/metrics" => serve::metrics(registry, request.headers()),
+        "/metrics" => serve::metrics(&registry, request.headers()),
         _ => text(StatusCode::NOT_FOUND, "not found; use /metrics\n"),
     }
 }
 
-fn report(request: &hyper::Request<Incoming>, responded: Option<Instant>, tasks: &Supervisor) -> Answer {
-    let is_ready = responded.is_some_and(|at| at.elapsed() < RESPONSE_COUNTS);
+async fn report(known: Arc<(Supervisor, Responses)>, request: hyper::Request<Incoming>) -> Answer {
+    let (tasks, responses) = &*known;
+    let is_ready = responses.borrow().is_some_and(|at| at.elapsed() < RESPONSE_COUNTS);
     match (request.method(), request.uri().path()) {
         (&Method::GET | &Method::HEAD, "/healthz") => serve::healthz(tasks),
         (&Method::GET | &Method::HEAD, "/readyz") if is_ready => text(StatusCode::OK, "ready\n"),

@@ -11,9 +11,8 @@ use std::time::Instant;
 use cni_core::logs::{CALLED, PodSource, READER};
 use cni_core::wire::Code;
 use controller_runtime::lock;
-use controller_runtime::serve::{self, Answer};
+use controller_runtime::serve::{self, Answer, BodyError, handler};
 use controller_runtime::supervisor::Supervisor;
-use http_body_util::{BodyExt, Limited};
 use hyper::body::Incoming;
 use hyper::{Method, Request, StatusCode};
 use logging::Entry;
@@ -172,18 +171,17 @@ impl Receiver {
     }
 
     /// Answers one request.
-    pub async fn answer(&self, request: Request<Incoming>) -> Answer {
+    pub async fn answer(self: Arc<Self>, request: Request<Incoming>) -> Answer {
         if request.uri().path() != "/log" {
             return serve::text(StatusCode::NOT_FOUND, "only /log is here\n");
         }
         if request.method() != Method::POST {
             return serve::text(StatusCode::METHOD_NOT_ALLOWED, "only POST\n");
         }
-        let body = Limited::new(request.into_body(), LARGEST).collect();
-        match tokio::time::timeout(serve::BODY_PATIENCE, body).await {
-            Ok(Ok(body)) => self.take(&body.to_bytes(), Instant::now()),
-            Ok(Err(_)) => self.count(AgentReason::OverSize),
-            Err(_) => self.count(AgentReason::Malformed),
+        match serve::body(request, LARGEST).await {
+            Ok(body) => self.take(&body, Instant::now()),
+            Err(BodyError::Unreadable(_)) => self.count(AgentReason::OverSize),
+            Err(BodyError::Slow) => self.count(AgentReason::Malformed),
         }
         serve::text(StatusCode::OK, "")
     }
@@ -239,10 +237,8 @@ pub fn start(
         }
     };
     let receiver = Arc::new(Receiver::new(metrics.clone(), known, Box::new(emit)));
-    PluginSocket::start("log socket", (run, logging::SOCKET_NAME), metrics, tasks, move |request| {
-        let receiver = receiver.clone();
-        async move { receiver.answer(request).await }
-    })
+    let answer = handler(&receiver, Receiver::answer);
+    PluginSocket::start("log socket", (run, logging::SOCKET_NAME), metrics, tasks, answer)
 }
 
 #[cfg(test)]

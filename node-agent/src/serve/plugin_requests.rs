@@ -8,10 +8,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cni_core::plugin_event::{ADD_PATH, GivenPod, POD_PATH, PodRequest, SOCKET_NAME};
-use controller_runtime::serve::{self, Answer};
+use controller_runtime::serve::{self, Answer, handler};
 use controller_runtime::supervisor::Supervisor;
-use http_body_util::{BodyExt, Limited};
-use hyper::body::{Bytes, Incoming};
+use hyper::body::Incoming;
 use hyper::{Method, Request, StatusCode};
 use serde_json::{Map, Value};
 use tokio::time::Instant;
@@ -54,20 +53,11 @@ impl PluginRequests {
     /// # Errors
     /// The socket cannot be made.
     pub fn serve(self, paths: &Paths, tasks: Supervisor) -> anyhow::Result<PluginSocket> {
-        let (metrics, requests) = (self.metrics.clone(), Arc::new(self));
-        PluginSocket::start(
-            "plugin event socket",
-            (&paths.run, SOCKET_NAME),
-            metrics,
-            tasks,
-            move |request| {
-                let requests = requests.clone();
-                async move { requests.answer(request).await }
-            },
-        )
+        let (metrics, answer) = (self.metrics.clone(), handler(&Arc::new(self), Self::answer));
+        PluginSocket::start("plugin event socket", (&paths.run, SOCKET_NAME), metrics, tasks, answer)
     }
 
-    async fn answer(&self, request: Request<Incoming>) -> Answer {
+    async fn answer(self: Arc<Self>, request: Request<Incoming>) -> Answer {
         let path = request.uri().path();
         let adds = self.adds.as_ref().filter(|_| path == ADD_PATH);
         if adds.is_none() && path != POD_PATH {
@@ -76,7 +66,8 @@ impl PluginRequests {
         if request.method() != Method::POST {
             return serve::text(StatusCode::METHOD_NOT_ALLOWED, "only POST\n");
         }
-        let body = body(request).await.map_err(|why| (StatusCode::BAD_REQUEST, why));
+        let body = serve::body(request, LARGEST).await;
+        let body = body.map_err(|why| (StatusCode::BAD_REQUEST, why.to_string()));
         let answer = match (body, adds) {
             (Err(refused), _) => Err(refused),
             (Ok(body), Some(adds)) => adds.add(&body).await.map(|()| String::new()),
@@ -150,13 +141,6 @@ impl PluginRequests {
             Some(_) | None => Err("the API server has another pod of this name".to_owned()),
         }
     }
-}
-
-async fn body(request: Request<Incoming>) -> Result<Bytes, String> {
-    let body = Limited::new(request.into_body(), LARGEST).collect();
-    let body = tokio::time::timeout(serve::BODY_PATIENCE, body).await;
-    let body = body.map_err(|_| "the body took too long".to_owned())?;
-    Ok(body.map_err(|error| format!("the body cannot be read: {error}"))?.to_bytes())
 }
 
 /// The request in a body.

@@ -1,18 +1,14 @@
 //! A socket in the run directory at which plugins reach the agent over HTTP.
 
-use std::future::Future;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::Path;
-use std::pin::Pin;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use controller_runtime::serve::{self, Answer};
+use controller_runtime::serve::{self, Handler};
 use controller_runtime::supervisor::Supervisor;
 use controller_runtime::{SCOPE, lock};
-use hyper::Request;
-use hyper::body::Incoming;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::task::AbortHandle;
 use zds::socket::{Place, SocketFile, SocketKind};
@@ -22,8 +18,6 @@ use crate::metrics::Metrics;
 
 /// The least time between two lines about refused connections.
 const LOG_AGAIN: Duration = Duration::from_secs(60);
-
-type Handler = Arc<dyn Fn(Request<Incoming>) -> Pin<Box<dyn Future<Output = Answer> + Send>> + Send + Sync>;
 
 /// A server of a socket, which can be restarted.
 pub struct PluginSocket {
@@ -41,19 +35,18 @@ impl PluginSocket {
     ///
     /// # Errors
     /// When directory or socket cannot be made.
-    pub fn start<F: Future<Output = Answer> + Send + 'static>(
+    pub fn start(
         name: &'static str,
         (run, file): (&Path, &str),
         metrics: Arc<Metrics>,
         tasks: Supervisor,
-        answer: impl Fn(Request<Incoming>) -> F + Send + Sync + 'static,
+        answer: Handler,
     ) -> anyhow::Result<Self> {
         disk::context(std::fs::create_dir_all(run), "make the run directory", run)?;
         let path = run.join(file);
         let (file, listener) =
             disk::context(SocketFile::bind(&path, SocketKind::Stream), "make the socket", &path)?;
         let listener = disk::context(of_runtime(listener), "serve the socket", &path)?;
-        let answer: Handler = Arc::new(move |request| Box::pin(answer(request)));
         let running = run_server(name, listener, &answer, &metrics, &tasks);
         Ok(Self { name, file, answer, metrics, tasks, running })
     }
@@ -83,10 +76,9 @@ fn run_server(
     metrics: &Arc<Metrics>,
     tasks: &Supervisor,
 ) -> AbortHandle {
-    let (answer, metrics) = (answer.clone(), metrics.clone());
-    let own = nix::unistd::geteuid().as_raw();
+    let (metrics, own) = (metrics.clone(), nix::unistd::geteuid().as_raw());
     let peers = Peers { name, listener, metrics, own, logged: Mutex::default() };
-    serve::spawn(tasks, name, peers, move |request| answer(request))
+    serve::spawn(tasks, name, peers, answer.clone())
 }
 
 /// The socket as tokio waits for it.

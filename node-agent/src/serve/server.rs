@@ -6,10 +6,9 @@ use std::time::Instant;
 use anyhow::Context as _;
 use controller_runtime::metrics::exposition::Format;
 use controller_runtime::metrics::gauged;
-use controller_runtime::serve::{self, Answer, BODY_PATIENCE, healthz, only, text};
+use controller_runtime::serve::{self, Answer, BodyError, handler, healthz, only, text};
 use controller_runtime::supervisor::Supervisor;
 use controller_runtime::{SCOPE, lock};
-use http_body_util::{BodyExt, Limited};
 use hyper::body::Incoming;
 use hyper::{Method, Request, StatusCode};
 use prometheus_client::registry::Registry;
@@ -127,7 +126,7 @@ impl AgentContext {
     }
 
     /// Port 8000.
-    pub async fn health(&self, request: Request<Incoming>) -> Answer {
+    pub async fn health(self: Arc<Self>, request: Request<Incoming>) -> Answer {
         match (request.method(), request.uri().path()) {
             (&Method::GET | &Method::HEAD, "/healthz") => healthz(&self.tasks),
             (&Method::GET | &Method::HEAD, "/readyz") => {
@@ -145,7 +144,7 @@ impl AgentContext {
     }
 
     /// Port 15014.
-    pub async fn metrics(&self, request: Request<Incoming>) -> Answer {
+    pub async fn metrics(self: Arc<Self>, request: Request<Incoming>) -> Answer {
         match (request.method(), request.uri().path()) {
             (&Method::GET | &Method::HEAD, "/metrics") => {
                 self.summary.count(Instant::now());
@@ -159,20 +158,21 @@ impl AgentContext {
     }
 
     /// Port 9876.
-    pub async fn control(&self, request: Request<Incoming>) -> Answer {
+    pub async fn control(self: Arc<Self>, request: Request<Incoming>) -> Answer {
         let Some(logs) = &self.logs else {
             return text(StatusCode::NOT_FOUND, "logging is not initialized\n");
         };
         match (request.method(), request.uri().path()) {
             (&Method::GET, "/logging") => text(StatusCode::OK, format!("{}\n", levels(logs))),
             (&Method::PUT, "/logging") => {
-                let body = Limited::new(request.into_body(), LARGEST_CONTROL).collect();
-                let Ok(body) = tokio::time::timeout(BODY_PATIENCE, body).await else {
-                    return text(StatusCode::REQUEST_TIMEOUT, "too slow\n");
+                let body = match serve::body(request, LARGEST_CONTROL).await {
+                    Ok(body) => body,
+                    Err(BodyError::Slow) => return text(StatusCode::REQUEST_TIMEOUT, "too slow\n"),
+                    Err(BodyError::Unreadable(_)) => {
+                        return text(StatusCode::PAYLOAD_TOO_LARGE, "too long\n");
+                    }
                 };
-                let Ok(body) = body else { return text(StatusCode::PAYLOAD_TOO_LARGE, "too long\n") };
-                let wanted = String::from_utf8_lossy(&body.to_bytes()).trim().parse();
-                match wanted {
+                match String::from_utf8_lossy(&body).trim().parse() {
                     Ok(wanted) => {
                         logs.set_levels(cni_core::logs::quiet(wanted));
                         log::info!(target: SCOPE, levels = levels(logs); "log levels changed");
@@ -194,20 +194,12 @@ impl AgentContext {
 pub async fn start(settings: &Settings, served: &Arc<AgentContext>) -> anyhow::Result<PluginSocket> {
     let tasks = &served.tasks;
     if let Some(address) = settings.serve.monitoring {
-        let served = served.clone();
-        serve::start_optional(tasks, "metrics server", address, move |request| {
-            let served = served.clone();
-            async move { served.metrics(request).await }
-        })
-        .await;
+        let answer = handler(served, AgentContext::metrics);
+        serve::start_optional(tasks, "metrics server", address, answer).await;
     }
     if let Some((address, port)) = settings.serve.control {
-        let served = served.clone();
-        serve::start_optional(tasks, "run-time control", (Some(address), port), move |request| {
-            let served = served.clone();
-            async move { served.control(request).await }
-        })
-        .await;
+        let answer = handler(served, AgentContext::control);
+        serve::start_optional(tasks, "run-time control", (Some(address), port), answer).await;
     }
     let (metrics, logs) = (served.metrics.clone(), served.logs.clone());
     let log_server = log_socket::start(
@@ -218,13 +210,9 @@ pub async fn start(settings: &Settings, served: &Arc<AgentContext>) -> anyhow::R
         (served.installer.calls(), served.installer.reader(), served.plugin.clone()),
         tasks.clone(),
     )?;
-    let health = served.clone();
-    serve::start(tasks, "health server", settings.serve.health, move |request| {
-        let served = health.clone();
-        async move { served.health(request).await }
-    })
-    .await
-    .with_context(|| format!("cannot serve health on port {}", settings.serve.health.1))?;
+    let started =
+        serve::start(tasks, "health server", settings.serve.health, handler(served, AgentContext::health));
+    started.await.with_context(|| format!("cannot serve health on port {}", settings.serve.health.1))?;
     Ok(log_server)
 }
 
@@ -286,10 +274,7 @@ mod tests {
         });
         let listener = serve::listen(Some(Ipv4Addr::LOCALHOST.into()), 0).await.expect("listens");
         let address = listener.local_addr().expect("an address");
-        serve::spawn(&tasks, "health server", listener, move |request| {
-            let served = served.clone();
-            async move { served.health(request).await }
-        });
+        serve::spawn(&tasks, "health server", listener, handler(&served, AgentContext::health));
         let healthy = get(address, "/healthz").await;
         assert!(healthy.starts_with("HTTP/1.1 200 ") && healthy.ends_with("\r\n\r\nok\n"), "{healthy}");
 

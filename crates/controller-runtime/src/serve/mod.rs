@@ -3,15 +3,18 @@
 mod slots;
 
 use std::convert::Infallible;
+use std::error::Error;
 use std::future::Future;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::pin::Pin;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::SCOPE;
 use crate::metrics::exposition::Format;
 use crate::supervisor::Supervisor;
-use http_body_util::Full;
+use http_body_util::{BodyExt, Collected, Full, Limited};
 use hyper::body::{Bytes, Incoming};
 use hyper::header::{ALLOW, CONTENT_TYPE, HeaderMap, HeaderValue, VARY};
 use hyper::server::conn::http1;
@@ -28,7 +31,7 @@ const MOST_CONNECTIONS: usize = 32;
 /// How long a request's head may take, also the next one on the same connection.
 const HEAD_PATIENCE: Duration = Duration::from_secs(5);
 /// How long a request's body may take.
-pub const BODY_PATIENCE: Duration = Duration::from_secs(5);
+const BODY_PATIENCE: Duration = Duration::from_secs(5);
 /// How long a connection may last.
 const CONNECTION_PATIENCE: Duration = Duration::from_secs(30);
 
@@ -37,6 +40,41 @@ pub type Address = (Option<IpAddr>, u16);
 
 /// An answer.
 pub type Answer = Response<Full<Bytes>>;
+
+/// Answers requests.
+pub type Handler =
+    Arc<dyn Fn(Request<Incoming>) -> Pin<Box<dyn Future<Output = Answer> + Send>> + Send + Sync>;
+
+/// Answers requests by what is known to all of them.
+pub fn handler<S, F>(shared: &Arc<S>, answer: fn(Arc<S>, Request<Incoming>) -> F) -> Handler
+where
+    S: Send + Sync + 'static,
+    F: Future<Output = Answer> + Send + 'static,
+{
+    let shared = shared.clone();
+    Arc::new(move |request| Box::pin(answer(shared.clone(), request)))
+}
+
+/// Why a request's body cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum BodyError {
+    /// It did not arrive in time.
+    #[error("the body took too long")]
+    Slow,
+    /// It is too large, or its connection broke.
+    #[error("the body cannot be read: {0}")]
+    Unreadable(Box<dyn Error + Send + Sync>),
+}
+
+/// The body of a request, of at most so many bytes.
+///
+/// # Errors
+/// Why it cannot be used.
+pub async fn body(request: Request<Incoming>, most: usize) -> Result<Bytes, BodyError> {
+    let body = Limited::new(request.into_body(), most).collect();
+    let body = tokio::time::timeout(BODY_PATIENCE, body).await.map_err(|_| BodyError::Slow)?;
+    body.map(Collected::to_bytes).map_err(BodyError::Unreadable)
+}
 
 /// Whether the process works: whether none of its tasks has ended unexpectedly.
 #[must_use]
@@ -107,26 +145,18 @@ async fn try_listen(address: Option<IpAddr>, port: u16) -> io::Result<TcpListene
 ///
 /// # Errors
 /// The port is taken, and stays so.
-pub async fn start<A, F>(
+pub async fn start(
     tasks: &Supervisor,
     name: &'static str,
     (address, port): Address,
-    answer: A,
-) -> io::Result<()>
-where
-    A: Fn(Request<Incoming>) -> F + Clone + Send + Sync + 'static,
-    F: Future<Output = Answer> + Send + 'static,
-{
+    answer: Handler,
+) -> io::Result<()> {
     spawn(tasks, name, listen(address, port).await?, answer);
     Ok(())
 }
 
 /// Starts a server that the process can do without: a port that is taken is logged.
-pub async fn start_optional<A, F>(tasks: &Supervisor, name: &'static str, address: Address, answer: A)
-where
-    A: Fn(Request<Incoming>) -> F + Clone + Send + Sync + 'static,
-    F: Future<Output = Answer> + Send + 'static,
-{
+pub async fn start_optional(tasks: &Supervisor, name: &'static str, address: Address, answer: Handler) {
     if let Err(error) = start(tasks, name, address, answer).await {
         log::error!(target: SCOPE, port = address.1; "no {name}: cannot listen: {error}");
     }
@@ -148,12 +178,7 @@ impl Listener for TcpListener {
 }
 
 /// Answers requests for ever. Silent clients, however many, do not block others.
-pub async fn connections<L, A, F>(listener: L, answer: A) -> Infallible
-where
-    L: Listener,
-    A: Fn(Request<Incoming>) -> F + Clone + Send + 'static,
-    F: Future<Output = Answer> + Send + 'static,
-{
+pub async fn connections(listener: impl Listener, answer: Handler) -> Infallible {
     let slots = Slots::new(MOST_CONNECTIONS);
     loop {
         let stream = match listener.next().await {
@@ -192,11 +217,11 @@ where
 }
 
 /// Starts a server as a supervised task.
-pub fn spawn<L, A, F>(tasks: &Supervisor, name: &'static str, listener: L, answer: A) -> AbortHandle
-where
-    L: Listener + Send + Sync + 'static,
-    A: Fn(Request<Incoming>) -> F + Clone + Send + Sync + 'static,
-    F: Future<Output = Answer> + Send + 'static,
-{
+pub fn spawn(
+    tasks: &Supervisor,
+    name: &'static str,
+    listener: impl Listener + Send + Sync + 'static,
+    answer: Handler,
+) -> AbortHandle {
     tasks.spawn(name, async move { match connections(listener, answer).await {} })
 }
