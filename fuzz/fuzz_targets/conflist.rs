@@ -48,7 +48,7 @@ fn edited(text: &str, conf: &NetConf<'_>, entry: &Entry) {
     let (rest, with) = (json(&rest), json(&with));
     let plugins = |list: &Value| list["plugins"].as_array().cloned().unwrap_or_default();
     assert_eq!(plugins(&with)[..plugins(&with).len() - 1], plugins(&rest)[..]);
-    match conf.shape() {
+    match conf.network.shape {
         Shape::Single => assert_eq!(plugins(&rest), [before]),
         Shape::List => {
             let others = |list: &Value| {
@@ -57,7 +57,7 @@ fn edited(text: &str, conf: &NetConf<'_>, entry: &Entry) {
             assert_eq!(others(&before), others(&with));
             assert_eq!(outside_plugins(&before), outside_plugins(&with));
             // Where nothing of ours was, not even a blank is another one.
-            assert!(conf.has_ours() || conf.without() == Some(text.to_owned()));
+            assert!(conf.network.has_ours() || conf.without() == Some(text.to_owned()));
         }
     }
 }
@@ -88,7 +88,7 @@ fn installed(name: &str, text: &str, entry: &Entry, drop_in: DropIn) {
     carry_out(&first.edits, &mut files);
     let second = plan(&directory(&files), &want);
     assert_eq!(second.edits, [], "a second pass has something to do: {files:?}");
-    let had_ours = NetConf::parse(name, text).is_ok_and(|conf| conf.has_ours());
+    let had_ours = NetConf::parse(name, text).is_ok_and(|conf| conf.network.has_ours());
     let gone = removal(&directory(&files), &placement);
     gone.edits.iter().for_each(|edits| carry_out(edits, &mut files));
     carry_out(&gone.originals, &mut files);

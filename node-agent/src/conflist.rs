@@ -35,7 +35,8 @@ pub const OWN_VERSION: &str = "0.3.1";
 pub struct NetConf<'a> {
     text: &'a str,
     root: Object<'a>,
-    shape: Shape,
+    /// As the runtime reads it.
+    pub network: Network,
 }
 
 /// The state of our entry in a file.
@@ -59,61 +60,23 @@ impl<'a> NetConf<'a> {
     /// # Errors
     /// When a runtime could not load it.
     pub fn parse(file: &str, text: &'a str) -> Result<Self, Invalid> {
-        if Network::parse(file, text)?.plugins.is_empty() {
+        let network = Network::parse(file, text)?;
+        if network.plugins.is_empty() {
             return Err(Invalid::Lacks("plugins"));
         }
-        Ok(Self { text, root: object(text)?, shape: Shape::of(file) })
-    }
-
-    /// The network's name.
-    #[must_use]
-    pub fn name(&self) -> Option<&str> {
-        self.root_value("name").and_then(Value::as_string_lit).map(|name| name.value.as_ref())
-    }
-
-    /// The version of the specification that it is written in.
-    #[must_use]
-    pub fn version(&self) -> Option<&str> {
-        self.root_value("cniVersion").and_then(Value::as_string_lit).map(|version| version.value.as_ref())
-    }
-
-    /// Whether it is a list or a single plugin.
-    #[must_use]
-    pub const fn shape(&self) -> Shape {
-        self.shape
-    }
-
-    /// The types of its plugins in order.
-    #[must_use]
-    pub fn types(&self) -> Vec<&str> {
-        match self.shape {
-            Shape::List => self.objects().into_iter().filter_map(kind).collect(),
-            Shape::Single => kind(&self.root).into_iter().collect(),
-        }
-    }
-
-    /// Whether nothing but our entry is in it.
-    #[must_use]
-    pub fn is_only_ours(&self) -> bool {
-        self.types().iter().all(|kind| *kind == PLUGIN_TYPE)
-    }
-
-    /// Whether our entry is in it, in any version.
-    #[must_use]
-    pub fn has_ours(&self) -> bool {
-        self.types().contains(&PLUGIN_TYPE)
+        Ok(Self { text, root: object(text)?, network })
     }
 
     /// How our entry stands in it.
     #[must_use]
     pub fn entry_state(&self, entry: &Entry) -> EntryState {
-        let types = self.types();
+        let types: Vec<&str> = self.network.types().collect();
         let mut places = types.iter().enumerate().filter(|(_, kind)| **kind == PLUGIN_TYPE).map(|(at, _)| at);
         let (Some(at), None) = (places.next(), places.next()) else {
             return if types.contains(&PLUGIN_TYPE) { EntryState::Repeated } else { EntryState::Absent };
         };
-        let there = match self.shape {
-            Shape::List => self.objects()[at],
+        let there = match self.network.shape {
+            Shape::List => objects(&self.root)[at],
             Shape::Single => &self.root,
         };
         let edited = entry.differing_keys(&self.text[there.range.start..there.range.end]);
@@ -127,7 +90,7 @@ impl<'a> NetConf<'a> {
     /// Its text with our entry as the last plugin, once. A single plugin becomes a list of its own name and version.
     #[must_use]
     pub fn with(&self, entry: &Entry) -> String {
-        if self.shape == Shape::List && self.entry_state(entry) == EntryState::Right {
+        if self.network.shape == Shape::List && self.entry_state(entry) == EntryState::Right {
             return self.text.to_owned();
         }
         match self.without() {
@@ -140,59 +103,31 @@ impl<'a> NetConf<'a> {
     /// Its text without our entry; none if nothing else is in it. A single plugin of another type becomes a list, which is what our entry needs.
     #[must_use]
     pub fn without(&self) -> Option<String> {
-        match self.shape {
-            Shape::Single if self.has_ours() => None,
+        match self.network.shape {
+            Shape::Single if self.network.has_ours() => None,
             Shape::Single => Some(self.listed()),
-            Shape::List => match self.cut() {
-                None => Some(self.text.to_owned()),
-                Some(_) if self.is_only_ours() => None,
+            Shape::List if self.network.is_only_ours() => None,
+            Shape::List => {
+                let mut rest = self.text.to_owned();
                 // Each cut makes the text shorter by one entry, so this ends.
-                Some(rest) => match object(&rest) {
-                    Ok(root) => NetConf { text: &rest, root, shape: Shape::List }.without(),
-                    Err(_) => Some(self.text.to_owned()),
-                },
-            },
+                while let Some(shorter) = cut(&rest) {
+                    rest = shorter;
+                }
+                Some(rest)
+            }
         }
-    }
-
-    /// The text without the first of our entries: from the end of the plugin before it, or to the start of the one after it.
-    fn cut(&self) -> Option<String> {
-        let plugins = self.objects();
-        let at = plugins.iter().position(|plugin| kind(plugin) == Some(PLUGIN_TYPE))?;
-        let ours = plugins[at].range;
-        let (start, end) = match (at.checked_sub(1), plugins.get(at + 1)) {
-            (Some(before), _) => (plugins[before].range.end, ours.end),
-            (None, Some(after)) => (ours.start, after.range.start),
-            (None, None) => (ours.start, ours.end),
-        };
-        Some(format!("{}{}", &self.text[..start], &self.text[end..]))
     }
 
     /// A single plugin as a list of one, with its own name and version; its lines move to the right, nothing else changes.
     fn listed(&self) -> String {
         let plugin = self.text[self.root.range.start..self.root.range.end].replace('\n', "\n    ");
         let quoted = |text: &str| serde_json::Value::from(text).to_string();
-        let version = self
-            .version()
-            .map(|version| format!("  \"cniVersion\": {},\n", quoted(version)))
-            .unwrap_or_default();
+        let version = self.network.version.as_deref();
+        let version = version.map(|version| format!("  \"cniVersion\": {},\n", quoted(version)));
+        let version = version.unwrap_or_default();
         // A list without a name cannot be loaded; a single plugin without one can.
-        let name = quoted(self.name().unwrap_or("k8s-pod-network"));
+        let name = quoted(self.network.name.as_deref().unwrap_or("k8s-pod-network"));
         format!("{{\n{version}  \"name\": {name},\n  \"plugins\": [\n    {plugin}\n  ]\n}}\n")
-    }
-
-    fn plugins(&self) -> Option<&Array<'a>> {
-        self.root_value("plugins").and_then(Value::as_array)
-    }
-
-    fn objects(&self) -> Vec<&Object<'a>> {
-        self.plugins()
-            .map(|list| list.elements.iter().filter_map(Value::as_object).collect())
-            .unwrap_or_default()
-    }
-
-    fn root_value(&self, key: &str) -> Option<&Value<'a>> {
-        value_of(&self.root, key)
     }
 }
 
@@ -205,8 +140,7 @@ pub fn is_list(text: &str) -> bool {
 /// Appends our entry to a list that has plugins and none of ours, in the style of its last plugin.
 fn append_to(text: &str, entry: &Entry) -> String {
     let Ok(root) = object(text) else { return text.to_owned() };
-    let conf = NetConf { text, root, shape: Shape::List };
-    let Some(plugins) = conf.plugins() else { return text.to_owned() };
+    let Some(plugins) = plugins(&root) else { return text.to_owned() };
     let Some(last) = plugins.elements.last() else { return text.to_owned() };
     let end = last.range().end;
     let separator = match plugins.elements.len().checked_sub(2) {
@@ -215,6 +149,29 @@ fn append_to(text: &str, entry: &Entry) -> String {
     };
     let style = format::JsonStyle::of(text, last);
     format!("{}{separator}{}{}", &text[..end], entry.formatted(&style), &text[end..])
+}
+
+/// The text of a list without the first of our entries: from the end of the plugin before it, or to the start of the one after it.
+fn cut(text: &str) -> Option<String> {
+    let root = object(text).ok()?;
+    let plugins = objects(&root);
+    let at = plugins.iter().position(|plugin| kind(plugin) == Some(PLUGIN_TYPE))?;
+    let ours = plugins[at].range;
+    let (start, end) = match (at.checked_sub(1), plugins.get(at + 1)) {
+        (Some(before), _) => (plugins[before].range.end, ours.end),
+        (None, Some(after)) => (ours.start, after.range.start),
+        (None, None) => (ours.start, ours.end),
+    };
+    Some(format!("{}{}", &text[..start], &text[end..]))
+}
+
+fn plugins<'o, 'a>(list: &'o Object<'a>) -> Option<&'o Array<'a>> {
+    value_of(list, "plugins").and_then(Value::as_array)
+}
+
+fn objects<'o, 'a>(list: &'o Object<'a>) -> Vec<&'o Object<'a>> {
+    let plugins = plugins(list).map(|plugins| plugins.elements.as_slice()).unwrap_or_default();
+    plugins.iter().filter_map(Value::as_object).collect()
 }
 
 /// A text as a JSON object with the places of its parts: strict, as the runtime's parser is.

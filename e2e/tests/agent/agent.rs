@@ -896,7 +896,7 @@ fn killed_at_two_hundred_moments_the_node_is_always_sound() {
                 return false;
             }
             let conf = install_cni::conflist::NetConf::parse(name, text);
-            conf.unwrap_or_else(|error| panic!("round {round}: {name}: {error}: {text:?}")).has_ours()
+            conf.unwrap_or_else(|error| panic!("round {round}: {name}: {error}: {text:?}")).network.has_ours()
         });
         if has_entry {
             assert!(node.has_plugin(), "round {round}: an entry without its binary");

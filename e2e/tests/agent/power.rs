@@ -108,7 +108,7 @@ fn assert_sound(model: &Model, when: &str) {
             let conf = NetConf::parse(&name, &text)
                 .unwrap_or_else(|error| panic!("{when}: {name}: {error}: {text:?}"));
             networks += 1;
-            if conf.has_ours() {
+            if conf.network.has_ours() {
                 assert!(plugin.is_some(), "{when}: an entry without its binary");
                 assert!(kubeconfig.is_some(), "{when}: an entry without its kubeconfig");
             }
@@ -426,8 +426,10 @@ fn a_removal_that_fails_keeps_what_the_entry_needs() {
         let done = leave::remove(&installer(&model, &[]));
         model.break_at(None);
         assert_sound(&model, &format!("removal failed at {at}"));
-        let has_entry =
-            NetConf::parse("x.conflist", &text(&model, "10-calico.conflist")).expect("valid").has_ours();
+        let has_entry = NetConf::parse("x.conflist", &text(&model, "10-calico.conflist"))
+            .expect("valid")
+            .network
+            .has_ours();
         if has_entry {
             let errors = done.expect_err("the entry is still there");
             assert!(errors.iter().any(|error| matches!(error, leave::RemovalError::Kept)), "{errors:?}");

@@ -50,6 +50,10 @@ fn without(text: &str) -> Option<String> {
 }
 
 fn entry_state(text: &str) -> EntryState {
+fn named<'c>(conf: &'c NetConf<'_>) -> (Option<&'c str>, Option<&'c str>) {
+    (conf.network.name.as_deref(), conf.network.version.as_deref())
+}
+
     NetConf::parse("x.conflist", text).expect("valid").entry_state(&entry())
 }
 
@@ -110,7 +114,7 @@ fn numbers_keys_and_blanks_keep_their_form() {
     assert!(with.starts_with(&text[..text.find(" ], ").unwrap()]), "{with}");
     assert!(with.ends_with(" ], \"name\":\"n\", \"name\":\"m\"}  "), "{with}");
     assert!(with.contains("\n ,\n{\"name\" : \"istio-cni\""), "{with}");
-    assert_eq!(NetConf::parse("x.conflist", &with).unwrap().name(), Some("m"));
+    assert_eq!(NetConf::parse("x.conflist", &with).unwrap().network.name.as_deref(), Some("m"));
 }
 
 #[test]
@@ -122,11 +126,11 @@ fn a_single_plugin_becomes_a_list_of_its_name_and_version() {
         let text = REAL.iter().find(|(real, _)| *real == file).unwrap().1;
         let list = with(file, text);
         let conf = NetConf::parse("x.conflist", &list).unwrap();
-        assert_eq!((conf.name(), conf.version()), (Some(name), Some(version)), "{list}");
+        assert_eq!(named(&conf), (Some(name), Some(version)), "{list}");
         let single: serde_json::Value = serde_json::from_str(text).unwrap();
         let listed: serde_json::Value = serde_json::from_str(&list).unwrap();
         assert_eq!(listed["plugins"][0], single);
-        assert_eq!(conf.types().last(), Some(&"istio-cni"));
+        assert_eq!(conf.network.types().last(), Some("istio-cni"));
     }
 }
 
@@ -134,7 +138,7 @@ fn a_single_plugin_becomes_a_list_of_its_name_and_version() {
 fn a_single_plugin_without_name_or_version_gets_only_the_name() {
     let list = with("10-a.conf", r#"{"type":"bridge"}"#);
     let conf = NetConf::parse("x.conflist", &list).unwrap();
-    assert_eq!((conf.name(), conf.version()), (Some("k8s-pod-network"), None), "{list}");
+    assert_eq!(named(&conf), (Some("k8s-pod-network"), None), "{list}");
 }
 
 #[test]
@@ -153,7 +157,8 @@ fn the_state_of_an_entry_names_the_problem() {
         assert_eq!(entry_state(&with("x.conflist", &wrong)), EntryState::Right, "{wrong}");
     }
     let moved = with("x.conflist", &followed);
-    assert_eq!(NetConf::parse("x.conflist", &moved).unwrap().types(), ["b", "portmap", "istio-cni"]);
+    let conf = NetConf::parse("x.conflist", &moved).unwrap();
+    assert_eq!(conf.network.types().collect::<Vec<_>>(), ["b", "portmap", "istio-cni"]);
 }
 
 #[test]

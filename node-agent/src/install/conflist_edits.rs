@@ -272,7 +272,7 @@ impl Plan {
 /// What other programs have written into a file.
 fn without_ours(name: &str, text: &str) -> String {
     match NetConf::parse(name, text) {
-        Ok(conf) if conf.has_ours() => conf.without().unwrap_or_default(),
+        Ok(conf) if conf.network.has_ours() => conf.without().unwrap_or_default(),
         Ok(_) | Err(_) => text.to_owned(),
     }
 }
@@ -312,7 +312,7 @@ fn chained(directory: &Directory, pinned: Option<&str>, want: &Want) -> Plan {
     if ownership::is_bound(directory, name, &conf) {
         return owned(directory, OWNED_FILE, pinned, &want.entry);
     }
-    if conf.shape() == Shape::Single && directory.is_named_by_multus(name) {
+    if conf.network.shape == Shape::Single && directory.is_named_by_multus(name) {
         let because = "holds a single plugin and is named by Multus, so it cannot become a list; leave the setting empty to chain behind Multus";
         return Plan::wait(Obstacle::NoPinned { file: name.to_owned(), because: because.to_owned() });
     }
@@ -406,7 +406,7 @@ fn owned(directory: &Directory, file: &str, pinned: Option<&str>, entry: &Entry)
     if directory.text(file) != Some(text.as_str()) {
         let there = directory.text(file).map(|text| NetConf::parse(file, text));
         // Without the entry, or without the file.
-        let is_missing = there.is_none_or(|conf| conf.is_ok_and(|conf| !conf.has_ours()));
+        let is_missing = there.is_none_or(|conf| conf.is_ok_and(|conf| !conf.network.has_ours()));
         obstacle = Some(if is_missing {
             Obstacle::Missing(file.to_owned())
         } else {
@@ -518,7 +518,7 @@ fn list_name(name: &str) -> String {
 
 /// The edit that keeps a file as it is without us, if it is not kept already.
 fn keep_original(directory: &Directory, name: &str, conf: &NetConf<'_>) -> Option<Edit> {
-    let original = match conf.shape() {
+    let original = match conf.network.shape {
         Shape::Single => directory.text(name)?.to_owned(),
         Shape::List => conf.without()?,
     };
@@ -560,8 +560,9 @@ fn single_names(list: &str) -> impl Iterator<Item = String> {
 
 /// The edits that take us out of every file but these.
 fn strays(directory: &Directory, but: &[&str]) -> Vec<Edit> {
-    let is_ours =
-        |name: &str, conf: &NetConf<'_>| conf.has_ours() || ownership::is_our_copy(directory, name, conf);
+    let is_ours = |name: &str, conf: &NetConf<'_>| {
+        conf.network.has_ours() || ownership::is_our_copy(directory, name, conf)
+    };
     let others = valid(directory).filter(|(name, conf)| !but.contains(name) && is_ours(name, conf));
     let taken_out = others.flat_map(|(name, conf)| removal::take_out(directory, name, &conf, None));
     let broken = ownership::broken_copies(directory).filter(|name| !but.contains(name));

@@ -302,7 +302,7 @@ impl Installer {
     /// Whether a file would be a network configuration with our entry, if it had this name.
     fn is_with_entry(&self, name: &str, path: &Path) -> bool {
         let text = disk::read_text(self.disk(), path);
-        text.is_ok_and(|text| NetConf::parse(name, &text).is_ok_and(|conf| conf.has_ours()))
+        text.is_ok_and(|text| NetConf::parse(name, &text).is_ok_and(|conf| conf.network.has_ours()))
     }
 
     /// Makes everything as it should be, but leaves the configuration directory as it is if the entry goes into the file `left`, which another
@@ -793,6 +793,6 @@ fn of_istios_agent(half: &str) -> Option<&str> {
 fn neighbours(directory: &Directory, target: Option<&str>) -> Vec<String> {
     let text = target.and_then(|target| Some((target, directory.text(target)?)));
     let conf = text.and_then(|(name, text)| NetConf::parse(name, text).ok());
-    let types = conf.iter().flat_map(|conf| conf.types()).filter(|kind| *kind != PLUGIN_TYPE);
+    let types = conf.iter().flat_map(|conf| conf.network.types()).filter(|kind| *kind != PLUGIN_TYPE);
     types.map(str::to_owned).collect()
 }

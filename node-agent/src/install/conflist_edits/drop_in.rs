@@ -33,7 +33,7 @@ pub(super) fn plan(
     let entry = &want.entry;
     let file = match (want.drop_in, place(directory, name, conf, network)) {
         (DropIn::Never, _) => return inlined(directory, name, conf, entry, None),
-        (DropIn::Demanded, Err(why)) if !conf.has_ours() => {
+        (DropIn::Demanded, Err(why)) if !conf.network.has_ours() => {
             return Plan::wait(Obstacle::NoDropIn { file: name.to_owned(), why });
         }
         (DropIn::Offered | DropIn::Demanded | DropIn::Read, Err(why)) => {
@@ -45,7 +45,7 @@ pub(super) fn plan(
     let beside = &entry.as_drop_in();
     match want.drop_in {
         // An entry of the list stays until the other is read, whatever the settings want.
-        DropIn::Demanded if !conf.has_ours() => {
+        DropIn::Demanded if !conf.network.has_ours() => {
             let plan = in_folder(directory, name, network, beside);
             let unread = || Some(Obstacle::UnreadDropIn(file));
             Plan { obstacle: plan.obstacle.filter(Obstacle::concerns_pods).or_else(unread), ..plan }
@@ -67,7 +67,7 @@ pub(super) fn plan(
 
 /// The file beside a list, or why the entry cannot be there.
 fn place(directory: &Directory, name: &str, conf: &NetConf<'_>, network: &Network) -> Result<String, String> {
-    if conf.shape() == Shape::Single {
+    if conf.network.shape == Shape::Single {
         return Err("a file with a single plugin has no folder".to_owned());
     }
     let Some(folder) = network.folder() else {
@@ -113,7 +113,7 @@ pub(super) fn file_of(network: &Network) -> String {
 /// The owner of the file of that name, in words, if it is another program.
 pub(super) fn others(directory: &Directory, file: &str) -> Option<String> {
     let conf = NetConf::parse(file, directory.text(file)?).ok()?;
-    (!conf.is_only_ours()).then(|| format!("its plugins: {}", conf.types().join(", ")))
+    (!conf.network.is_only_ours()).then(|| ownership::neighbours(&conf))
 }
 
 /// How our entry stands in that file.

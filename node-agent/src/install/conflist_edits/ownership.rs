@@ -42,7 +42,7 @@ pub(super) fn stale_marks(directory: &Directory, but: Option<&str>) -> Vec<Edit>
 /// a copy as long as nothing would be lost with it: in the place of a copy another program may have put a list of its own.
 pub(super) fn is_our_copy(directory: &Directory, name: &str, conf: &NetConf<'_>) -> bool {
     let is_marked = is_marked(directory, name);
-    if conf.has_ours() {
+    if conf.network.has_ours() {
         is_marked || (name == OWNED_FILE && !directory.has(&format!("{name}{ORIGINAL}")))
     } else {
         is_marked && is_in_another(directory, name, conf)
@@ -71,7 +71,7 @@ pub(super) fn made_of(directory: &Directory, list: &str, rest: &str) -> Option<(
     single_names(list).find_map(|single| {
         let original = directory.text(&format!("{single}{ORIGINAL}"))?;
         let conf = NetConf::parse(&single, original).ok()?;
-        let is_unchanged = conf.shape() == Shape::Single && conf.without() == Some(rest.to_owned());
+        let is_unchanged = conf.network.shape == Shape::Single && conf.without() == Some(rest.to_owned());
         is_unchanged.then(|| (single, original.to_owned()))
     })
 }
@@ -81,12 +81,12 @@ pub(super) fn made_of(directory: &Directory, list: &str, rest: &str) -> Option<(
 const BOUND: [&str; 1] = ["ovn-k8s-cni-overlay"];
 
 fn has_bound(conf: &NetConf<'_>) -> bool {
-    conf.types().iter().any(|kind| BOUND.contains(kind))
+    conf.network.types().any(|kind| BOUND.contains(&kind))
 }
 
 /// Whether a single plugin has to keep its name, or has lost it to a list of ours.
 pub(super) fn is_bound(directory: &Directory, name: &str, conf: &NetConf<'_>) -> bool {
-    let is_single = || match conf.shape() {
+    let is_single = || match conf.network.shape {
         Shape::Single => true,
         Shape::List => conf.without().is_some_and(|rest| is_made_by_us(directory, name, &rest)),
     };
@@ -96,13 +96,14 @@ pub(super) fn is_bound(directory: &Directory, name: &str, conf: &NetConf<'_>) ->
 /// The edits that remove copies of such plugins, whose original is gone.
 pub(super) fn orphans(directory: &Directory) -> Vec<Edit> {
     let copies = valid(directory)
-        .filter(|(name, conf)| is_marked(directory, name) && conf.has_ours() && has_bound(conf));
+        .filter(|(name, conf)| is_marked(directory, name) && conf.network.has_ours() && has_bound(conf));
     copies.flat_map(|(name, _)| retire(directory, name)).collect()
 }
 
 /// The files of ours in folders of lists.
 pub(super) fn in_folders(directory: &Directory) -> impl Iterator<Item = &str> {
-    let is_ours = |name: &str, text: &str| NetConf::parse(name, text).is_ok_and(|conf| conf.is_only_ours());
+    let is_ours =
+        |name: &str, text: &str| NetConf::parse(name, text).is_ok_and(|conf| conf.network.is_only_ours());
     let files = directory.files().iter().filter(|file| file.name.contains('/'));
     files
         .filter(move |file| file.text.as_deref().is_ok_and(|text| is_ours(&file.name, text)))
@@ -129,7 +130,7 @@ pub(super) fn unread_in_folders(directory: &Directory) -> impl Iterator<Item = (
 /// Whether nothing would be lost with a file that has our entry: what else is in it is in another file as well.
 pub(super) fn is_copy_of_another(directory: &Directory, name: &str, conf: &NetConf<'_>) -> bool {
     let is_kept = directory.has(&format!("{name}{ORIGINAL}"));
-    conf.has_ours() && !is_kept && is_in_another(directory, name, conf)
+    conf.network.has_ours() && !is_kept && is_in_another(directory, name, conf)
 }
 
 /// Whether what is in a file beside our entry is in another file as well.
@@ -154,6 +155,11 @@ pub(super) fn others_single(directory: &Directory, file: &str) -> Option<String>
     others(directory, file, |_| false, STANDALONE_FILE)
 }
 
+/// The plugins of another program's file.
+pub(super) fn neighbours(conf: &NetConf<'_>) -> String {
+    format!("its plugins: {}", conf.network.types().collect::<Vec<_>>().join(", "))
+}
+
 fn others(
     directory: &Directory,
     file: &str,
@@ -161,8 +167,8 @@ fn others(
     default: &str,
 ) -> Option<String> {
     match read(directory).find(|(name, _)| *name == file)?.1 {
-        Ok(conf) if conf.is_only_ours() || is_copy(&conf) => None,
-        Ok(conf) => Some(format!("its plugins: {}", conf.types().join(", "))),
+        Ok(conf) if conf.network.is_only_ours() || is_copy(&conf) => None,
+        Ok(conf) => Some(neighbours(&conf)),
         // Truncated by a program that does not write atomically. With this plugin's name, that is an earlier agent.
         Err(_) if file == default && directory.text(file).is_some() => None,
         Err(reason) => Some(format!("it cannot be loaded: {reason}")),

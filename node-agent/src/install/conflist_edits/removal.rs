@@ -61,7 +61,7 @@ pub fn removal(directory: &Directory, placement: &Placement) -> Removal {
     let mut removal = Removal::default();
     for (name, conf) in read(directory) {
         match conf {
-            Ok(conf) if conf.has_ours() || ownership::is_our_copy(directory, name, &conf) => {
+            Ok(conf) if conf.network.has_ours() || ownership::is_our_copy(directory, name, &conf) => {
                 removal.edits.push(take_out(directory, name, &conf, owned));
             }
             Ok(_) => {}
@@ -95,7 +95,7 @@ pub fn spent_originals(directory: &Directory) -> Vec<Edit> {
     let is_spent = |name: &str, conf: &NetConf<'_>| {
         let original = directory.text(&format!("{name}{ORIGINAL}"));
         let is_derived = matches!(conf.without(), Some(rest) if original == Some(rest.as_str()));
-        conf.shape() == Shape::List && name != OWNED_FILE && is_derived
+        conf.network.shape == Shape::List && name != OWNED_FILE && is_derived
     };
     let spent = valid(directory).filter(|(name, conf)| is_spent(name, conf));
     spent.map(|(name, _)| Edit::Delete { name: format!("{name}{ORIGINAL}") }).collect()

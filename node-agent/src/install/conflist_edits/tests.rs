@@ -801,7 +801,7 @@ fn changing_the_placement_moves_the_entry() {
         let (at, _) = settled(start.clone(), &from);
         let (at, last) = settled(at, &to);
         assert_eq!(last.obstacle.filter(|obstacle| !obstacle.is_open()), None, "{from:?} {to:?}");
-        let holders = valid(&at).filter(|(_, conf)| conf.has_ours()).count();
+        let holders = valid(&at).filter(|(_, conf)| conf.network.has_ours()).count();
         assert_eq!(holders, 1, "{from:?} {to:?} {at:?}");
         assert_eq!(removed(at, &to.placement), start);
     }
@@ -894,7 +894,8 @@ fn no_edit_takes_the_entry_from_where_it_is_read() {
         let start = directory(&[("10-calico.conflist", CALICO)]);
         let mut at = settled(start, &beside(was)).0;
         let is_called = |at: &Directory| {
-            let types = |name: &str| NetConf::parse(name, at.text(name)?).ok().map(|conf| conf.has_ours());
+            let types =
+                |name: &str| NetConf::parse(name, at.text(name)?).ok().map(|conf| conf.network.has_ours());
             let [inlined, beside] = ["10-calico.conflist", BESIDE].map(|name| types(name) == Some(true));
             inlined || (now == DropIn::Read && beside)
         };
