@@ -370,10 +370,13 @@ fn entry(raw: &mut Raw<'_>, logging: &logging::Config, ambient: Option<&AmbientS
     let text = raw.text(Key::CNI_NETWORK_CONFIG);
     let template = match (file.is_empty(), text.is_empty()) {
         (false, _) => Some(TemplateSource::File(file.into())),
+    let selectors = ambient.and_then(|ambient| ambient.selectors.as_ref());
         (true, false) => Some(TemplateSource::Text(text)),
         (true, true) => None,
     };
     EntrySettings {
+            ambient_enabled: ambient.is_some(),
+            enablement_selectors: selectors.cloned().unwrap_or_else(|| Value::Array(Vec::new())),
         facts: Facts {
             log_level: logging.levels.of("cni-plugin").name().to_owned(),
             run_dir: raw.text(Key::CNI_AGENT_RUN_DIR),
@@ -386,8 +389,6 @@ fn entry(raw: &mut Raw<'_>, logging: &logging::Config, ambient: Option<&AmbientS
             accepted_rules: accepted_rules(raw),
             accept_rules_of_pods: raw.switch(Key::ACCEPT_RULES_OF_PODS),
             sandboxed: sandboxed(raw),
-            ambient: ambient
-                .map(|ambient| ambient.selectors.clone().unwrap_or_else(|| Value::Array(Vec::new()))),
         },
         template,
         template_log_level: raw.text(Key::LOG_LEVEL),

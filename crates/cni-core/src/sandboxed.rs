@@ -1,6 +1,8 @@
 //! Container runtimes with a network stack or a kernel of their own. gVisor takes packets off the pod's interface before the rules of its
 //! network namespace meet them, and Kata's virtual machine sends them past these rules: such a pod looks redirected and is not.
 
+use serde::Serialize;
+
 /// Where the API server has runtime classes.
 pub const RUNTIME_CLASSES: &str = "/apis/node.k8s.io/v1/runtimeclasses";
 
@@ -9,7 +11,8 @@ pub const RUNTIME_CLASSES: &str = "/apis/node.k8s.io/v1/runtimeclasses";
 pub const USUAL: &str = "gvisor,gvisor-*,runsc,runsc-*,kata,kata-*,firecracker";
 
 /// What the plugin does with a pod of the mesh in a sandboxed runtime.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
 pub enum SandboxedPods {
     /// It fails the pod's creation.
     #[default]
@@ -38,13 +41,23 @@ impl SandboxedPods {
     }
 }
 
-/// Which runtimes are sandboxed, and what is done with their pods.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// Which runtimes are sandboxed, and what is done with their pods; as keys of the plugin's configuration, of which the usual ones are left out.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct SandboxedRuntimes {
     /// Names of runtime classes and handlers, some with a star at the end.
+    #[serde(rename = "sandboxed_runtimes", skip_serializing_if = "are_usual")]
     pub names: Vec<String>,
     /// What is done.
+    #[serde(rename = "sandboxed_pods", skip_serializing_if = "is_usual")]
     pub pods: SandboxedPods,
+}
+
+fn are_usual(names: &[String]) -> bool {
+    names.iter().eq(USUAL.split(','))
+}
+
+fn is_usual(pods: &SandboxedPods) -> bool {
+    *pods == SandboxedPods::default()
 }
 
 impl Default for SandboxedRuntimes {

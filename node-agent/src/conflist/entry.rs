@@ -6,76 +6,66 @@ use cni_core::conf::POD_ANNOTATIONS;
 use cni_core::sandboxed::SandboxedRuntimes;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
+use std::ops::Not;
 
 /// The key of an entry in a file beside the list.
 const DROP_IN: &str = "drop_in";
 
-/// The content of the plugin's entry.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// The content of the plugin's entry: its keys in the order in which they are written.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Facts {
     /// The plugin's log level.
+    #[serde(rename = "plugin_log_level")]
     pub log_level: String,
     /// Where the plugin finds its kubeconfig and the agent's sockets.
+    #[serde(rename = "cni_agent_run_dir")]
     pub run_dir: String,
+    /// Whether ambient mode is on.
+    pub ambient_enabled: bool,
+    /// Its selectors, a list; without any, the usual ones count.
+    pub enablement_selectors: Value,
     /// Pods of these namespaces are skipped.
     pub exclude_namespaces: Vec<String>,
     /// The agent's namespace.
     pub pod_namespace: String,
-    /// Whether the agent is on the host's network, and so starts before the pods' network is ready.
+    /// Whether the agent is on the host's network, and so starts before the pods' network is ready. The reference lacks this key: it is written only
+    /// if set.
+    #[serde(skip_serializing_if = "Not::not")]
     pub agent_host_network: bool,
     /// Whether rules are written as native nftables.
     pub native_nftables: bool,
-    /// Whether those gather long lists in sets.
+    /// Whether those gather long lists in sets. Likewise.
+    #[serde(skip_serializing_if = "Not::not")]
     pub nft_sets: bool,
-    /// Whether pods get strict capture.
+    /// Whether pods get strict capture. Likewise.
+    #[serde(skip_serializing_if = "Not::not")]
     pub strict_capture: bool,
-    /// The rules of other programs that are accepted; empty for none.
+    /// The rules of other programs that are accepted; empty for none. Likewise.
+    #[serde(skip_serializing_if = "String::is_empty")]
     pub accepted_rules: String,
-    /// Whether pods may name more.
+    /// Whether pods may name more. The reference lacks this key: it is written only if they may not.
+    #[serde(skip_serializing_if = "is_allowed")]
     pub accept_rules_of_pods: bool,
-    /// Runtimes whose pods rules do not bind.
+    /// Runtimes whose pods rules do not bind. Likewise, if they are not the usual ones.
+    #[serde(flatten)]
     pub sandboxed: SandboxedRuntimes,
-    /// The selectors of ambient mode, if it is on; without any, the usual ones count.
-    pub ambient: Option<Value>,
 }
 
-/// The entry's keys in the order in which they are written.
+fn is_allowed(named_by_pods: &bool) -> bool {
+    *named_by_pods
+}
+
+/// What an entry has beside them.
 #[derive(Serialize)]
 struct Keys<'a> {
-    name: &'a str,
-    r#type: &'a str,
+    name: &'static str,
+    r#type: &'static str,
     ipam: Map<String, Value>,
     dns: Map<String, Value>,
     /// The reference lacks this key. A runtime passes what it knows of these, and ignores the others.
-    capabilities: &'a Value,
-    plugin_log_level: &'a str,
-    cni_agent_run_dir: &'a str,
-    ambient_enabled: bool,
-    enablement_selectors: &'a Value,
-    exclude_namespaces: &'a [String],
-    pod_namespace: &'a str,
-    /// The reference lacks this key: it is written only if set.
-    #[serde(skip_serializing_if = "std::ops::Not::not")]
-    agent_host_network: bool,
-    native_nftables: bool,
-    /// Likewise.
-    #[serde(skip_serializing_if = "std::ops::Not::not")]
-    nft_sets: bool,
-    /// Likewise.
-    #[serde(skip_serializing_if = "std::ops::Not::not")]
-    strict_capture: bool,
-    /// Likewise.
-    #[serde(skip_serializing_if = "str::is_empty")]
-    accepted_rules: &'a str,
-    /// Likewise.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    accept_rules_of_pods: Option<bool>,
-    /// Likewise.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    sandboxed_runtimes: Option<&'a [String]>,
-    /// Likewise.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    sandboxed_pods: Option<&'static str>,
+    capabilities: Value,
+    #[serde(flatten)]
+    facts: &'a Facts,
     enable_ambient_detection_retry: bool,
 }
 
@@ -117,28 +107,13 @@ impl Entry {
     /// The entry with these facts.
     #[must_use]
     pub fn of(facts: &Facts) -> Self {
-        let (sandboxed, usual) = (&facts.sandboxed, SandboxedRuntimes::default());
-        let none = Value::Array(Vec::new());
         let keys = Keys {
             name: PLUGIN_TYPE,
             r#type: PLUGIN_TYPE,
             ipam: Map::new(),
             dns: Map::new(),
-            capabilities: &json!({ POD_ANNOTATIONS: true }),
-            plugin_log_level: &facts.log_level,
-            cni_agent_run_dir: &facts.run_dir,
-            ambient_enabled: facts.ambient.is_some(),
-            enablement_selectors: facts.ambient.as_ref().unwrap_or(&none),
-            exclude_namespaces: &facts.exclude_namespaces,
-            pod_namespace: &facts.pod_namespace,
-            agent_host_network: facts.agent_host_network,
-            native_nftables: facts.native_nftables,
-            nft_sets: facts.nft_sets,
-            strict_capture: facts.strict_capture,
-            accepted_rules: &facts.accepted_rules,
-            accept_rules_of_pods: (!facts.accept_rules_of_pods).then_some(false),
-            sandboxed_runtimes: (sandboxed.names != usual.names).then_some(&sandboxed.names),
-            sandboxed_pods: (sandboxed.pods != usual.pods).then_some(sandboxed.pods.word()),
+            capabilities: json!({ POD_ANNOTATIONS: true }),
+            facts,
             enable_ambient_detection_retry: false,
         };
         let text = serde_json::to_string(&keys).unwrap_or_default();

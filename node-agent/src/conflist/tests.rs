@@ -37,7 +37,8 @@ fn facts() -> Facts {
         accepted_rules: String::new(),
         accept_rules_of_pods: true,
         sandboxed: SandboxedRuntimes::default(),
-        ambient: None,
+        ambient_enabled: false,
+        enablement_selectors: serde_json::json!([]),
     }
 }
 
@@ -49,11 +50,11 @@ fn without(text: &str) -> Option<String> {
     NetConf::parse("x.conflist", text).expect("valid").without()
 }
 
-fn entry_state(text: &str) -> EntryState {
 fn named<'c>(conf: &'c NetConf<'_>) -> (Option<&'c str>, Option<&'c str>) {
     (conf.network.name.as_deref(), conf.network.version.as_deref())
 }
 
+fn entry_state(text: &str) -> EntryState {
     NetConf::parse("x.conflist", text).expect("valid").entry_state(&entry())
 }
 

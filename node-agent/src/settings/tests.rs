@@ -334,11 +334,12 @@ fn ambient_mode_is_off_unless_it_is_switched_on_and_its_entry_says_so() {
     let ambient = on.ambient.as_ref().expect("it is on");
     assert_eq!(ambient.socket.as_os_str(), "/var/run/ztunnel/ztunnel.sock");
     assert!(!ambient.defaults.dns_capture && ambient.defaults.ipv6);
-    assert_eq!((&ambient.selectors, &on.entry.facts.ambient), (&None, &Some(serde_json::json!([]))));
+    assert_eq!((&ambient.selectors, on.entry.facts.ambient_enabled), (&None, true));
+    assert_eq!(on.entry.facts.enablement_selectors, serde_json::json!([]));
     let selectors = r#"[{"podSelector": {"matchLabels": {"mesh": "ambient"}}}]"#;
     let own = settings(&["--ambient-enabled"], &[("AMBIENT_ENABLEMENT_SELECTOR", selectors)]);
     let parsed: serde_json::Value = serde_json::from_str(selectors).expect("JSON");
-    assert_eq!(own.entry.facts.ambient, Some(parsed.clone()));
+    assert_eq!(own.entry.facts.enablement_selectors, parsed);
     assert_eq!(own.ambient.expect("it is on").selectors, Some(parsed));
 }
 

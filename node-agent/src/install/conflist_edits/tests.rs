@@ -20,7 +20,8 @@ fn entry() -> Entry {
         accepted_rules: String::new(),
         accept_rules_of_pods: true,
         sandboxed: SandboxedRuntimes::default(),
-        ambient: None,
+        ambient_enabled: false,
+        enablement_selectors: serde_json::json!([]),
     })
 }
 
