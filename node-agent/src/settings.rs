@@ -1,7 +1,7 @@
 //! The agent's settings: flags before environment before defaults.
 //!
 //! The environment is a parameter, every error is found before any is reported, and what is unknown, unused or has no effect is a
-//! [`Notice`], not silence.
+//! notice, not silence.
 
 mod ambient;
 mod notice;
@@ -26,7 +26,6 @@ use crate::conflist::{Entry, EntryError, Facts, Template};
 pub use ambient::{AmbientDefaults, AmbientSettings};
 pub use cluster_client::Trust;
 pub use controller_runtime::cluster::Identity;
-pub use notice::Notice;
 pub use raw::{AgentCommand, Problem, command_line};
 use raw::{LOCALHOST, Raw};
 pub use repair::{Filter, RepairAction, RepairSettings};
@@ -230,14 +229,14 @@ pub fn folder(given: &settings_cli::ParsedArgs, env: &[(String, String)]) -> Opt
 }
 
 impl Settings {
-    /// Reads the settings of a command line and an environment.
+    /// Reads the settings of a command line and an environment; with notices about settings that have less effect than their author hoped.
     ///
     /// # Errors
     /// Everything wrong with them, together.
     pub fn read(
         given: &settings_cli::ParsedArgs,
         env: &[(String, String)],
-    ) -> Result<(Self, Vec<Notice>), Vec<Problem>> {
+    ) -> Result<(Self, Vec<String>), Vec<Problem>> {
         let mut raw = Raw::new(given, env);
         let logging = raw.logging();
         let ambient = ambient::read(&mut raw);
@@ -354,10 +353,8 @@ fn placement(raw: &mut Raw<'_>) -> Placement {
 }
 
 fn install(raw: &mut Raw<'_>) -> InstallMode {
-    InstallMode::parse(&raw.text(Key::CNI_INSTALL)).unwrap_or_else(|| {
-        raw.reject(Key::CNI_INSTALL, "not auto, inline or drop-in");
-        InstallMode::default()
-    })
+    let parse = |word: &str| InstallMode::parse(word).ok_or("not auto, inline or drop-in");
+    raw.read(Key::CNI_INSTALL, InstallMode::default(), parse)
 }
 
 /// The name of the file of our own without chaining.
@@ -370,16 +367,16 @@ fn entry(raw: &mut Raw<'_>, logging: &logging::Config, ambient: Option<&AmbientS
     let text = raw.text(Key::CNI_NETWORK_CONFIG);
     let template = match (file.is_empty(), text.is_empty()) {
         (false, _) => Some(TemplateSource::File(file.into())),
-    let selectors = ambient.and_then(|ambient| ambient.selectors.as_ref());
         (true, false) => Some(TemplateSource::Text(text)),
         (true, true) => None,
     };
+    let selectors = ambient.and_then(|ambient| ambient.selectors.as_ref());
     EntrySettings {
-            ambient_enabled: ambient.is_some(),
-            enablement_selectors: selectors.cloned().unwrap_or_else(|| Value::Array(Vec::new())),
         facts: Facts {
             log_level: logging.levels.of("cni-plugin").name().to_owned(),
             run_dir: raw.text(Key::CNI_AGENT_RUN_DIR),
+            ambient_enabled: ambient.is_some(),
+            enablement_selectors: selectors.cloned().unwrap_or_else(|| Value::Array(Vec::new())),
             exclude_namespaces: raw.list(Key::EXCLUDE_NAMESPACES),
             pod_namespace: raw.text(Key::POD_NAMESPACE),
             agent_host_network: host_network(raw),
@@ -405,10 +402,8 @@ fn accepted_rules(raw: &mut Raw<'_>) -> String {
 }
 
 fn sandboxed(raw: &mut Raw<'_>) -> SandboxedRuntimes {
-    let pods = SandboxedPods::parse(&raw.text(Key::SANDBOXED_PODS)).unwrap_or_else(|| {
-        raw.reject(Key::SANDBOXED_PODS, "not refuse or skip");
-        SandboxedPods::default()
-    });
+    let parse = |word: &str| SandboxedPods::parse(word).ok_or("not refuse or skip");
+    let pods = raw.read(Key::SANDBOXED_PODS, SandboxedPods::default(), parse);
     SandboxedRuntimes { names: raw.list(Key::SANDBOXED_RUNTIMES), pods }
 }
 

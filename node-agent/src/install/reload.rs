@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use settings_cli::ParsedArgs;
 
 use crate::settings::table::{Key, SETTINGS};
-use crate::settings::{self, Notice, Problem, Settings};
+use crate::settings::{self, Problem, Settings};
 
 /// The settings that are read from the folder, whenever it changes. If a folder is set, the environment does not count for them: it may be
 /// an earlier version of the same ConfigMap.
@@ -75,7 +75,6 @@ impl Sources {
     pub fn read(self) -> Result<Reading, Vec<Problem>> {
         let Some(folder) = &self.folder else {
             let (settings, notices) = Settings::read(&self.given, &self.env)?;
-            let notices = notices.iter().map(Notice::to_string).collect();
             return Ok(Reading { settings, notices, reloader: None });
         };
         let files = folder::read(folder).map_err(|error| {
@@ -85,13 +84,13 @@ impl Sources {
         let mut reloader =
             Reloader { sources: self, at_start: files.clone(), last: Ok(files.clone()), noticed: Vec::new() };
         let (settings, notices) = reloader.sources.with(&files)?;
-        let mut notices = reloader.news(&files, &notices);
+        let mut notices = reloader.news(&files, notices);
         notices.extend(reloader.sources.overridden(&files));
         Ok(Reading { settings, notices, reloader: Some(reloader) })
     }
 
     /// The settings with what the folder held.
-    fn with(&self, files: &Files) -> Result<(Settings, Vec<Notice>), Vec<Problem>> {
+    fn with(&self, files: &Files) -> Result<(Settings, Vec<String>), Vec<Problem>> {
         let known = |name: &str| SETTINGS.iter().any(|setting| setting.env.contains(&name));
         let of_environment = self.env.iter().filter(|(name, _)| !is_reloaded(name)).cloned();
         // Names that are not settings are passed on, so that a misspelt one is noticed.
@@ -164,7 +163,7 @@ impl Reloader {
                 .sources
                 .with(&files)
                 .map_err(|problems| problems.iter().map(Problem::to_string).collect::<Vec<_>>().join("; "))?;
-            accept(&settings).map(|()| (settings, self.news(&files, &notices)))
+            accept(&settings).map(|()| (settings, self.news(&files, notices)))
         });
         match read {
             Ok((settings, notices)) => Reload::Taken { settings: Box::new(settings), notices },
@@ -173,8 +172,7 @@ impl Reloader {
     }
 
     /// The notices that were not logged yet.
-    fn news(&mut self, files: &Files, notices: &[Notice]) -> Vec<String> {
-        let mut all: Vec<String> = notices.iter().map(Notice::to_string).collect();
+    fn news(&mut self, files: &Files, mut all: Vec<String>) -> Vec<String> {
         let pending = self.pending(files);
         if !pending.is_empty() {
             all.push(format!(

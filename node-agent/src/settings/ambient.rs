@@ -77,11 +77,7 @@ pub(super) fn read(raw: &mut Raw<'_>) -> Option<AmbientSettings> {
 fn probes(raw: &mut Raw<'_>) -> ProbeSources {
     let keys = [(Key::HOST_PROBE_SNAT_IP, Family::V4), (Key::HOST_PROBE_SNAT_IPV6, Family::V6)];
     keys.into_iter().fold(ProbeSources::USUAL, |sources, (key, family)| {
-        let read = sources.with(family, &raw.text(key));
-        read.unwrap_or_else(|problem| {
-            raw.reject(key, &problem.to_string());
-            sources
-        })
+        raw.read(key, sources, |text| sources.with(family, text))
     })
 }
 

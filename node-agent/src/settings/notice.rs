@@ -1,83 +1,32 @@
-//! Notices about valid settings.
+//! Notices about valid settings: each about one that has less effect than its author hoped.
 
 use super::raw::{Origin, Raw, file_mode};
 use super::table::{Key, SETTINGS, Status, ValueKind};
 use super::{InstallMode, RepairAction};
 use redirect_core::settings::Misspelt;
-use settings_table::NotInForce;
 
 /// Prefixes of names that only our settings have.
 const OURS: [&str; 7] =
     ["REPAIR_", "ISTIO_OWNED_", "AMBIENT_", "KUBECONFIG_", "TAINT_", "NODE_TAINT", "NODE_CONDITION"];
 
-/// Something about a setting that has less effect than its author hoped.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Notice {
-    /// The agent does not do what was asked for.
-    #[error("{0}")]
-    NotInForce(NotInForce),
-    /// It was given empty, which means false or 0 and not the default.
-    #[error("{origin} is set but empty, which means false or 0; leave it out for the default, {default}")]
-    Empty {
-        /// The flag or variable.
-        origin: String,
-        /// What would hold if it were not given.
-        default: &'static str,
-    },
-    /// It was given by another name than its own.
-    #[error("{given} is understood as {name}")]
-    OtherName {
-        /// That name.
-        given: String,
-        /// Its own.
-        name: &'static str,
-    },
-    /// It has no effect because of another setting.
-    #[error("{origin} has no effect: {because}")]
-    NoEffect {
-        /// The flag or variable.
-        origin: String,
-        /// Why.
-        because: &'static str,
-    },
-    /// More users than the file's owner and group can read the plugin's token, or more than its owner can write the file.
-    #[error(
-        "{origin} {mode:04o} lets others than the file's owner and group read the plugin's token, or the group replace it; 0600 or 0640 is enough"
-    )]
-    Exposed {
-        /// The flag or variable.
-        origin: String,
-        /// The mode it stands for.
-        mode: u32,
-    },
-    /// Words of the command line are ignored.
-    #[error("{0}")]
-    IgnoredWords(String),
-    /// The environment has a name that resembles a setting but is not one.
-    #[error("{given} is not a setting and is ignored{}", .meant.map(|meant| format!("; did you mean {meant}?")).unwrap_or_default())]
-    Unknown {
-        /// The name.
-        given: String,
-        /// The setting it resembles.
-        meant: Option<&'static str>,
-    },
-}
-
 /// All notices, in the order of the table and then of the environment.
-pub(super) fn all(raw: &Raw<'_>, env: &[(String, String)]) -> Vec<Notice> {
-    let ignored = raw.ignored_words().map(Notice::IgnoredWords).into_iter();
-    let mut notices: Vec<Notice> =
-        ignored.chain(raw.not_in_force().into_iter().map(Notice::NotInForce)).collect();
+pub(super) fn all(raw: &Raw<'_>, env: &[(String, String)]) -> Vec<String> {
+    let not_in_force = raw.not_in_force();
+    let not_in_force = not_in_force.iter().map(ToString::to_string);
+    let mut notices: Vec<String> = raw.ignored_words().into_iter().chain(not_in_force).collect();
     for (setting, origin, value) in raw.given() {
         let has_value_when_empty =
             matches!(setting.takes, ValueKind::Switch | ValueKind::Number | ValueKind::Duration)
                 && setting.status == Status::InForce;
         if value.is_empty() && has_value_when_empty && !matches!(setting.default, "" | "false" | "0" | "0s") {
-            notices.push(Notice::Empty { origin: origin.to_string(), default: setting.default });
+            notices.push(format!(
+                "{origin} is set but empty, which means false or 0; leave it out for the default, {}",
+                setting.default
+            ));
         }
         match origin {
             Origin::Env(name) if name != setting.name() => {
-                notices.push(Notice::OtherName { given: name.to_owned(), name: setting.name() });
+                notices.push(format!("{name} is understood as {}", setting.name()));
             }
             Origin::Env(_) | Origin::Flag(_) | Origin::Default(_) => {}
         }
@@ -89,14 +38,16 @@ pub(super) fn all(raw: &Raw<'_>, env: &[(String, String)]) -> Vec<Notice> {
 }
 
 /// Whether the mode opens the plugin's token to more than the file's owner and group, or lets the group replace it.
-fn exposed(raw: &Raw<'_>) -> Option<Notice> {
+fn exposed(raw: &Raw<'_>) -> Option<String> {
     let (origin, mode) = raw.value(Key::KUBECONFIG_MODE);
     let mode = file_mode(mode).filter(|mode| mode & 0o027 != 0)?;
-    Some(Notice::Exposed { origin: origin.to_string(), mode })
+    Some(format!(
+        "{origin} {mode:04o} lets others than the file's owner and group read the plugin's token, or the group replace it; 0600 or 0640 is enough"
+    ))
 }
 
 /// What has no effect because of other settings, each for the first reason that holds.
-fn without_effect(raw: &Raw<'_>) -> Vec<Notice> {
+fn without_effect(raw: &Raw<'_>) -> Vec<String> {
     let given = |key: Key| {
         let (row, (origin, value)) = (key.row(), raw.value(key));
         // What is off asks for nothing, unless it is on by itself.
@@ -173,7 +124,7 @@ fn without_effect(raw: &Raw<'_>) -> Vec<Notice> {
     for (key, (is_silent, because)) in cases.into_iter().chain(of_repair(raw)).chain(of_taint(raw)) {
         if let Some((origin, _)) = given(key).filter(|_| is_silent && !noticed.contains(&key)) {
             noticed.push(key);
-            notices.push(Notice::NoEffect { origin: origin.to_string(), because });
+            notices.push(format!("{origin} has no effect: {because}"));
         }
     }
     notices
@@ -237,7 +188,7 @@ fn of_taint(raw: &Raw<'_>) -> [(Key, (bool, &'static str)); 13] {
 
 /// Whether a variable resembles a setting of ours without being one. The kubelet puts the names of services into the environment, so
 /// most names mean nothing.
-fn unknown(given: &str) -> Option<Notice> {
+fn unknown(given: &str) -> Option<String> {
     let names = || SETTINGS.iter().flat_map(|setting| setting.env.iter().copied());
     if names().any(|name| name == given) {
         return None;
@@ -245,5 +196,6 @@ fn unknown(given: &str) -> Option<Notice> {
     let upper = given.to_ascii_uppercase().replace(['-', '.'], "_");
     let meant = Misspelt::nearest(given, names());
     let is_ours = OURS.iter().any(|beginning| upper.starts_with(beginning));
-    (meant.is_some() || is_ours).then(|| Notice::Unknown { given: given.to_owned(), meant })
+    let hint = meant.map(|meant| format!("; did you mean {meant}?")).unwrap_or_default();
+    (meant.is_some() || is_ours).then(|| format!("{given} is not a setting and is ignored{hint}"))
 }

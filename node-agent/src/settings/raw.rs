@@ -232,14 +232,23 @@ impl<'a> Raw<'a> {
         value.split(',').map(str::trim).filter(|part| !part.is_empty()).map(str::to_owned).collect()
     }
 
-    /// What a text is read as. Set but empty means false, 0 or none, as it always has.
-    fn parsed<T: Default>(&mut self, key: Key, parse: impl FnOnce(&str) -> Option<T>, wrong: &str) -> T {
-        let (_, text) = self.value(key);
-        let value = if text.is_empty() { Some(T::default()) } else { parse(text) };
-        value.unwrap_or_else(|| {
-            self.reject(key, wrong);
-            T::default()
+    /// What a text is read as; `otherwise` if it is rejected.
+    pub(super) fn read<T, E: ToString>(
+        &mut self,
+        key: Key,
+        otherwise: T,
+        read: impl FnOnce(&str) -> Result<T, E>,
+    ) -> T {
+        read(self.value(key).1).unwrap_or_else(|wrong| {
+            self.reject(key, &wrong.to_string());
+            otherwise
         })
+    }
+
+    /// The same, but set and empty means false, 0 or none, as it always has.
+    fn parsed<T: Default>(&mut self, key: Key, parse: impl FnOnce(&str) -> Option<T>, wrong: &str) -> T {
+        let parse = |text: &str| if text.is_empty() { Some(T::default()) } else { parse(text) };
+        self.read(key, T::default(), |text| parse(text).ok_or(wrong))
     }
 
     pub(super) fn switch(&mut self, key: Key) -> bool {

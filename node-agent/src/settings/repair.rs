@@ -134,14 +134,8 @@ pub(super) fn read(raw: &mut Raw<'_>) -> RepairSettings {
             "not the value of a label: at most 63 letters, digits, dashes, dots and underscores",
         );
     }
-    let labels = LabelSelector::parse(&raw.text(Key::REPAIR_LABEL_SELECTORS)).unwrap_or_else(|error| {
-        raw.reject(Key::REPAIR_LABEL_SELECTORS, &error.to_string());
-        LabelSelector::default()
-    });
-    let fields = FieldSelector::parse(&raw.text(Key::REPAIR_FIELD_SELECTORS)).unwrap_or_else(|error| {
-        raw.reject(Key::REPAIR_FIELD_SELECTORS, &error.to_string());
-        FieldSelector::default()
-    });
+    let labels = raw.read(Key::REPAIR_LABEL_SELECTORS, LabelSelector::default(), LabelSelector::parse);
+    let fields = raw.read(Key::REPAIR_FIELD_SELECTORS, FieldSelector::default(), FieldSelector::parse);
     let enabled = raw.switch(Key::REPAIR_ENABLED);
     RepairSettings {
         action: on.into_iter().flatten().next().filter(|_| enabled),

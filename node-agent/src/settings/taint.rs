@@ -34,10 +34,8 @@ pub(super) fn read(raw: &mut Raw<'_>) -> TaintSettings {
             "not the value of a taint: at most 63 letters, digits, dashes, dots and underscores",
         );
     }
-    let effect = Effect::parse(&raw.text(Key::TAINT_EFFECT)).unwrap_or_else(|| {
-        raw.reject(Key::TAINT_EFFECT, "not NoSchedule, PreferNoSchedule or NoExecute");
-        Effect::NoSchedule
-    });
+    let parse = |word: &str| Effect::parse(word).ok_or("not NoSchedule, PreferNoSchedule or NoExecute");
+    let effect = raw.read(Key::TAINT_EFFECT, Effect::NoSchedule, parse);
     let old_keys = raw.list(Key::TAINT_OLD_KEYS);
     if let Some(wrong) = old_keys.iter().find(|key| !is_key(key)) {
         let reason = format!("{wrong:?} is not the key of a taint");

@@ -9,7 +9,7 @@ use zds::Newcomer;
 const REQUIRED: [(&str, &str); 2] =
     [("KUBERNETES_SERVICE_HOST", "10.0.0.1"), ("KUBERNETES_SERVICE_PORT", "443")];
 
-fn read(args: &[&str], env: &[(&str, &str)]) -> Result<(Settings, Vec<Notice>), Vec<String>> {
+fn read(args: &[&str], env: &[(&str, &str)]) -> Result<(Settings, Vec<String>), Vec<String>> {
     let given = words(args);
     let env: Vec<(String, String)> =
         REQUIRED.iter().chain(env).map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
@@ -35,7 +35,7 @@ fn settings(args: &[&str], env: &[(&str, &str)]) -> Settings {
 }
 
 fn notices(args: &[&str], env: &[(&str, &str)]) -> Vec<String> {
-    read(args, env).expect("settings").1.iter().map(ToString::to_string).collect()
+    read(args, env).expect("settings").1
 }
 
 #[test]
@@ -187,10 +187,9 @@ fn a_copy_of_itself_is_refused() {
 #[test]
 fn empty_values_mean_false_and_nought_and_are_reported() {
     let env = [("CHAINED_CNI_PLUGIN", ""), ("MONITORING_PORT", ""), ("NATIVE_NFTABLES", "")];
-    let (settings, notices) = read(&[], &env).expect("settings");
+    let (settings, texts) = read(&[], &env).expect("settings");
     assert_eq!(settings.placement, Placement::Standalone { file: "YYY-istio-cni.conf".into() });
     assert_eq!(settings.serve.monitoring, None);
-    let texts: Vec<String> = notices.iter().map(ToString::to_string).collect();
     assert_eq!(texts.len(), 2, "{texts:?}");
     assert!(texts[0].starts_with("CHAINED_CNI_PLUGIN is set but empty, which means false or 0"), "{texts:?}");
 }
@@ -707,7 +706,6 @@ fn the_names_of_istios_releases_are_understood() {
         ("example.com/no", &["NodeReadiness".to_owned()][..])
     );
     assert_eq!(taint.config_map, ("istio-system".to_owned(), "selectors".to_owned()));
-    let notices: Vec<String> = notices.iter().map(ToString::to_string).collect();
     let says = |part: &str| notices.iter().any(|notice| notice.contains(part));
     assert!(
         says("is understood as TAINT_KEY") && says("is understood as TAINT_CONFIGMAP_NAME"),
