@@ -12,9 +12,10 @@ use cni_core::sandboxed::SandboxedRuntimes;
 use cni_core::selection::Acceptance;
 use cni_core::selection::Programming;
 use e2e::ztunnel::Obedient;
+use install_cni::ambient::annotations::AnnotationQueue;
 use install_cni::ambient::decision::Redirection;
 use install_cni::ambient::enrolment::{Enrolled, Enrolment};
-use install_cni::ambient::node::{Annotate, NamedNamespaces, NodePass, ProbePath, ZtunnelLink};
+use install_cni::ambient::node::{NamedNamespaces, NodePass, ProbePath, ZtunnelLink};
 use install_cni::ambient::pod::{AmbientPod, AmbientRules};
 use install_cni::ambient_rules::KEEP_CONNECTIONS;
 use install_cni::settings::{AmbientDefaults, Paths};
@@ -139,20 +140,21 @@ impl Node {
     }
 
     fn pass(&self, agent: &mut Agent) -> Enrolled {
-        let annotations = self.annotations.clone();
-        let mut annotate: Annotate = Box::new(move |pod, annotation| {
-            let (mut all, uid) = (annotations.lock().expect("not poisoned"), pod.workload.uid().to_owned());
+        let annotations = AnnotationQueue::default();
+        let (paths, host) = (self.paths(), Netns::open(self.host.path()).expect("a namespace"));
+        let link = agent.link.as_ref().expect("it serves");
+        let (programming, named) = (Programming::new(false, false), &mut agent.named);
+        let mut effects = NodePass::new(&paths, programming, PROBES, &host, link, &annotations, named);
+        let enrolled =
+            agent.enrolment.reconcile(self.begin.elapsed(), &self.listed(), |_| true, &mut effects);
+        let mut all = self.annotations.lock().expect("not poisoned");
+        while let Some((uid, (_, annotation))) = annotations.take() {
             match annotation {
                 Some(annotation) => drop(all.insert(uid, annotation)),
                 None => drop(all.remove(&uid)),
             }
-            Ok(())
-        });
-        let (paths, host) = (self.paths(), Netns::open(self.host.path()).expect("a namespace"));
-        let link = agent.link.as_ref().expect("it serves");
-        let (programming, named) = (Programming::new(false, false), &mut agent.named);
-        let mut effects = NodePass::new(&paths, programming, PROBES, &host, link, &mut annotate, named);
-        agent.enrolment.reconcile(self.begin.elapsed(), &self.listed(), &mut effects)
+        }
+        enrolled
     }
 
     /// Passes until all pods are as wanted.

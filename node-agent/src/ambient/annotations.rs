@@ -35,13 +35,17 @@ impl AnnotationQueue {
         self.added.notify_one();
     }
 
-    async fn next(&self) -> (String, PodName, Option<Redirection>) {
+    /// What is to be written next: the pod's UID and name, and the annotation.
+    pub fn take(&self) -> Option<(String, (PodName, Option<Redirection>))> {
+        lock(&self.waiting).pop_first()
+    }
+
+    async fn next(&self) -> (String, (PodName, Option<Redirection>)) {
         loop {
-            let first = lock(&self.waiting).pop_first();
-            if let Some((uid, (name, annotation))) = first {
+            if let Some(next) = self.take() {
                 // The next task takes the next one.
                 self.added.notify_one();
-                return (uid, name, annotation);
+                return next;
             }
             self.added.notified().await;
         }
@@ -68,7 +72,7 @@ async fn write_one_by_one(
     failures: &mpsc::UnboundedSender<AnnotationFailure>,
 ) -> Infallible {
     loop {
-        let (uid, name, annotation) = queue.next().await;
+        let (uid, (name, annotation)) = queue.next().await;
         let result = match write_annotation(connection, (&name.namespace, &name.name, &uid), annotation).await
         {
             Ok(()) => AgentReason::Done,

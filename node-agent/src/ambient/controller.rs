@@ -30,7 +30,7 @@ use super::annotations::{self, AnnotationFailure, AnnotationQueue};
 use super::enrolment::{Enrolled, Enrolment, REPLACEMENT};
 use super::inventory::{Due, Inventory, namespaces};
 use super::monitor::{self, Monitors, Opened};
-use super::node::{Annotate, NamedNamespaces, NodePass, ProbePath, ZtunnelLink};
+use super::node::{NamedNamespaces, NodePass, ProbePath, ZtunnelLink};
 use super::pod::AmbientPod;
 use super::state::{AmbientState, ambient_rules};
 use crate::cluster::events::EventPublisher;
@@ -247,11 +247,6 @@ impl AmbientController {
         let (inventory, metrics) = (self.state.inventory.clone(), self.metrics.clone());
         let link = ZtunnelLink::serve(socket, newcomer, move |event| observe(event, &inventory, &metrics));
         let link = link.map_err(|error| format!("cannot serve ztunnel at {}: {error}", socket.display()))?;
-        let queue = queue.clone();
-        let annotate: Annotate = Box::new(move |pod, annotation| {
-            queue.add(pod, annotation);
-            Ok(())
-        });
         let path = ProbePath {
             sources: self.settings.defaults.probes,
             routes_branches: self.settings.routes_branch_probes,
@@ -261,7 +256,7 @@ impl AmbientController {
             path,
             host,
             link,
-            annotate,
+            annotations: queue.clone(),
             enrolment: Enrolment::default(),
             named: NamedNamespaces::default(),
             starting: BTreeMap::new(),
@@ -405,7 +400,7 @@ struct Worker {
     path: ProbePath,
     host: Netns,
     link: ZtunnelLink,
-    annotate: Annotate,
+    annotations: Arc<AnnotationQueue>,
     enrolment: Enrolment,
     named: NamedNamespaces,
     /// By UID.
@@ -435,10 +430,10 @@ impl Worker {
             self.link.begin(pods.iter().filter(has_traces).map(|pod| (pod.workload.clone(), None)).collect());
             self.has_begun = true;
         }
-        let Self { paths, path, host, link, annotate, enrolment, named, next_takeover, .. } = self;
-        let mut node = NodePass::new(paths, pass.programming, *path, host, link, annotate, named);
+        let Self { paths, path, host, link, annotations, enrolment, named, next_takeover, .. } = self;
+        let mut node = NodePass::new(paths, pass.programming, *path, host, link, annotations, named);
         let is_due = |uid: &str| pass.due.all || pass.due.uids.contains(uid);
-        enrolment.reconcile_some(now, pods, is_due, &mut node);
+        enrolment.reconcile(now, pods, is_due, &mut node);
         // Not before our own table lets the probes of all pods through.
         if next_takeover.is_some_and(|due| due <= now) && enrolment.enrolled().pending.is_empty() {
             *next_takeover = (!take_over(&node)).then(|| now + FULL_PASS);

@@ -60,10 +60,7 @@ pub trait Effects {
     fn set_probes(&mut self, addresses: &BTreeSet<IpAddr>) -> Result<(), String>;
     /// Writes the annotation, or removes it, soon. The list of pods shows it when that is done; if it fails,
     /// [`Enrolment::annotation_failed`] is to learn it.
-    ///
-    /// # Errors
-    /// It may be as it was.
-    fn annotate(&mut self, pod: &AmbientPod, annotation: Option<Redirection>) -> Result<(), String>;
+    fn annotate(&mut self, pod: &AmbientPod, annotation: Option<Redirection>);
 }
 
 /// The node's pods, as far as enrolment is.
@@ -130,13 +127,9 @@ impl Failure {
 }
 
 impl Enrolment {
-    /// Brings all pods of the node as far as they get at this time, on a clock that only advances.
-    pub fn reconcile(&mut self, now: Duration, pods: &[AmbientPod], effects: &mut impl Effects) -> Enrolled {
-        self.reconcile_some(now, pods, |_| true, effects)
-    }
-
-    /// The same for some of all pods: those that this selects, new ones, and those that are not as wanted.
-    pub fn reconcile_some(
+    /// Brings some of all pods of the node as far as they get at this time, on a clock that only advances: those that this selects, new ones, and those
+    /// that are not as wanted.
+    pub fn reconcile(
         &mut self,
         now: Duration,
         pods: &[AmbientPod],
@@ -297,10 +290,8 @@ impl Memory {
                     if let Some(failure) = self.annotation.as_ref().filter(|failure| failure.due > now) {
                         return Err(failure.why.clone());
                     }
-                    match effects.annotate(pod, annotation) {
-                        Ok(()) => self.annotated = Some((annotation, now)),
-                        failed @ Err(_) => Failure::note(&mut self.annotation, failed, now),
-                    }
+                    effects.annotate(pod, annotation);
+                    self.annotated = Some((annotation, now));
                 }
             }
         }

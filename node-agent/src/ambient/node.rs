@@ -22,6 +22,7 @@ use redirect_core::ambient::ProbeSources;
 use zds::socket::{Event, Handle, serve};
 use zds::{NetnsInode, Newcomer, PodState, Workload};
 
+use super::annotations::AnnotationQueue;
 use super::decision::Redirection;
 use super::enrolment::Effects;
 use super::pod::AmbientPod;
@@ -155,9 +156,6 @@ fn in_namespace<T: Send>(
     done.map_err(|error| error.to_string())
 }
 
-/// Writes a pod's annotation, or removes it.
-pub type Annotate = Box<dyn FnMut(&AmbientPod, Option<Redirection>) -> Result<(), String> + Send>;
-
 /// How the node's probes reach pods.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ProbePath {
@@ -175,7 +173,7 @@ pub struct NodePass<'a> {
     /// The node's network namespace.
     host: &'a Netns,
     ztunnel: &'a ZtunnelLink,
-    annotate: &'a mut Annotate,
+    annotations: &'a AnnotationQueue,
     named: &'a mut NamedNamespaces,
     processes: Option<Arc<ProcessIndex>>,
     found: BTreeMap<String, Netns>,
@@ -194,7 +192,7 @@ impl<'a> NodePass<'a> {
         path: ProbePath,
         host: &'a Netns,
         ztunnel: &'a ZtunnelLink,
-        annotate: &'a mut Annotate,
+        annotations: &'a AnnotationQueue,
         named: &'a mut NamedNamespaces,
     ) -> Self {
         Self {
@@ -203,7 +201,7 @@ impl<'a> NodePass<'a> {
             path,
             host,
             ztunnel,
-            annotate,
+            annotations,
             named,
             processes: None,
             found: BTreeMap::new(),
@@ -417,7 +415,7 @@ impl Effects for NodePass<'_> {
         Ok(())
     }
 
-    fn annotate(&mut self, pod: &AmbientPod, annotation: Option<Redirection>) -> Result<(), String> {
-        (self.annotate)(pod, annotation)
+    fn annotate(&mut self, pod: &AmbientPod, annotation: Option<Redirection>) {
+        self.annotations.add(pod, annotation);
     }
 }

@@ -20,6 +20,8 @@ struct World {
     broken: [bool; 4],
     /// Whether ztunnel answers.
     serves: bool,
+    /// Pods whose annotations the API server refused, until the agent receives that.
+    refused: BTreeSet<String>,
 }
 
 #[derive(Debug, Clone)]
@@ -214,13 +216,14 @@ impl Effects for World {
         Ok(())
     }
 
-    fn annotate(&mut self, pod: &AmbientPod, annotation: Option<Redirection>) -> Result<(), String> {
+    fn annotate(&mut self, pod: &AmbientPod, annotation: Option<Redirection>) {
         if annotation == Some(Redirection::Enabled) {
             assert!(self.is_enrolled(pod.workload.uid()), "enabled is written of a pod that is not");
         }
-        self.done(2)?;
-        self.pod(pod).annotation = annotation;
-        Ok(())
+        match self.done(2) {
+            Ok(()) => self.pod(pod).annotation = annotation,
+            Err(_) => drop(self.refused.insert(pod.workload.uid().to_owned())),
+        }
     }
 }
 
@@ -231,7 +234,7 @@ fn settle(world: &mut World, enrolment: &mut Enrolment, now: &mut Duration) -> E
     let mut last = Enrolled::default();
     for _ in 0..4 {
         *now += LONGEST_PAUSE;
-        last = enrolment.reconcile(*now, &world.listed(), world);
+        last = enrolment.reconcile(*now, &world.listed(), |_| true, world);
     }
     last
 }
@@ -252,15 +255,20 @@ proptest! {
             }
             if matches!(event, Event::Reconcile) {
                 let listed = world.listed();
-                let enrolled = enrolment.reconcile(now, &listed, &mut world);
+                let enrolled = enrolment.reconcile(now, &listed, |_| true, &mut world);
                 prop_assert_eq!(enrolled.wanted, listed.iter().filter(|pod| pod.is_wanted() && !pod.is_ending).count());
                 prop_assert!(enrolled.enrolled <= enrolled.wanted);
+                let refused = std::mem::take(&mut world.refused);
                 for (uid, pod) in &world.pods {
                     let counts = pod.is_wanted && !pod.is_ending && !enrolled.pending.contains_key(uid);
                     prop_assert!(!counts || world.is_enrolled(uid), "{} is not enrolled", uid);
                     // What was claimed and is not so waits only for ztunnel's replacement, or for the API server.
                     let is_claimed = pod.annotation == Some(Redirection::Enabled);
-                    prop_assert!(!is_claimed || counts || pod.is_ending || enrolled.pending.contains_key(uid), "{}", uid);
+                    let waits = enrolled.pending.contains_key(uid) || refused.contains(uid);
+                    prop_assert!(!is_claimed || counts || pod.is_ending || waits, "{}", uid);
+                }
+                for uid in refused {
+                    enrolment.annotation_failed(now, &uid, "the API server is silent".into());
                 }
             }
         }
@@ -292,12 +300,12 @@ fn a_ztunnel_that_is_replaced_withdraws_no_annotation_and_one_that_stays_away_do
     let seen = settle(&mut world, &mut enrolment, &mut now);
     assert_eq!((seen.enrolled, seen.wanted), (1, 1));
     world.set_ztunnel(false);
-    let seen = enrolment.reconcile(now, &world.listed(), &mut world);
+    let seen = enrolment.reconcile(now, &world.listed(), |_| true, &mut world);
     assert!(seen.enrolled == 0 && seen.pending["u1"].contains("no ztunnel is connected"), "{seen:?}");
     assert_eq!(world.pods["u1"].annotation, Some(Redirection::Enabled), "it may be back in a moment");
     assert_eq!(enrolment.next_due(now), Some(now + REPLACEMENT));
     now += REPLACEMENT;
-    enrolment.reconcile(now, &world.listed(), &mut world);
+    enrolment.reconcile(now, &world.listed(), |_| true, &mut world);
     assert_eq!(world.pods["u1"].annotation, Some(Redirection::Pending));
     settle(&mut world, &mut enrolment, &mut now);
     assert_eq!(world.pods["u1"].annotation, Some(Redirection::Enabled));
@@ -308,7 +316,7 @@ fn what_fails_is_tried_again_later_and_says_why() {
     let (mut world, mut enrolment) = (World::default(), Enrolment::default());
     world.happen(&Event::Start(1, true));
     world.happen(&Event::Break([true, false, false, false]));
-    let seen = enrolment.reconcile(Duration::ZERO, &world.listed(), &mut world);
+    let seen = enrolment.reconcile(Duration::ZERO, &world.listed(), |_| true, &mut world);
     assert_eq!(seen.pending["u1"], "0 is broken");
     assert_eq!((seen.enrolled, seen.wanted), (0, 1));
     assert_eq!(world.pods["u1"].annotation, Some(Redirection::Pending));
@@ -318,7 +326,7 @@ fn what_fails_is_tried_again_later_and_says_why() {
         let due = enrolment.next_due(now).expect("a try is due");
         pauses.push(due - now);
         now = due;
-        enrolment.reconcile(now, &world.listed(), &mut world);
+        enrolment.reconcile(now, &world.listed(), |_| true, &mut world);
     }
     assert!(pauses.is_sorted() && pauses[0] == SHORTEST_PAUSE && pauses[9] == LONGEST_PAUSE, "{pauses:?}");
 }
@@ -330,7 +338,7 @@ fn a_pod_that_cannot_be_enrolled_keeps_what_it_has_and_does_not_claim_it() {
     settle(&mut world, &mut enrolment, &mut now);
     let mut pod = world.listed().remove(0);
     pod.wanted = Err(NotEnrolled::Settings("the annotation is misspelt".into()));
-    let seen = enrolment.reconcile(now, &[pod], &mut world);
+    let seen = enrolment.reconcile(now, &[pod], |_| true, &mut world);
     assert_eq!((seen.wanted, seen.enrolled), (1, 1), "its traffic goes through ztunnel as before");
     assert!(seen.pending["u1"].contains("misspelt"), "{seen:?}");
     assert_eq!(world.pods["u1"].annotation, Some(Redirection::Pending));
@@ -344,13 +352,13 @@ fn a_pod_that_ends_is_served_until_it_is_gone_and_nobody_is_told_of_its_namespac
     settle(&mut world, &mut enrolment, &mut now);
     world.happen(&Event::Ending(1));
     world.happen(&Event::Drift(1));
-    enrolment.reconcile(now, &world.listed(), &mut world);
+    enrolment.reconcile(now, &world.listed(), |_| true, &mut world);
     assert!(world.is_enrolled("u1"), "its connections go on");
     world.happen(&Event::Break([false, false, false, true]));
-    let seen = enrolment.reconcile(now, &world.listed(), &mut world);
+    let seen = enrolment.reconcile(now, &world.listed(), |_| true, &mut world);
     assert_eq!(seen, Enrolled::default(), "no operator has to act");
     world.happen(&Event::End(1));
-    enrolment.reconcile(now, &[], &mut world);
+    enrolment.reconcile(now, &[], |_| true, &mut world);
     assert!(world.announced.is_empty() && world.probes.is_empty());
 }
 
@@ -361,11 +369,11 @@ fn an_annotation_that_cannot_be_written_is_tried_again_ever_later() {
     world.set_ztunnel(true);
     let (mut now, mut pauses) = (Duration::ZERO, Vec::new());
     for _ in 0..10 {
-        enrolment.reconcile(now, &world.listed(), &mut world);
+        enrolment.reconcile(now, &world.listed(), |_| true, &mut world);
         // What was written was lost on the way.
         world.pods.get_mut("u1").expect("a pod").annotation = None;
         enrolment.annotation_failed(now, "u1", "the API server is silent".into());
-        let seen = enrolment.reconcile_some(now, &world.listed(), |_| true, &mut world);
+        let seen = enrolment.reconcile(now, &world.listed(), |_| true, &mut world);
         assert_eq!((seen.enrolled, &*seen.pending["u1"]), (1, "the API server is silent"));
         let due = enrolment.next_due(now).expect("a try is due");
         pauses.push(due - now);
@@ -381,9 +389,9 @@ fn only_pods_that_are_named_new_or_due_are_examined() {
     settle(&mut world, &mut enrolment, &mut now);
     world.happen(&Event::Drift(1));
     world.happen(&Event::Start(2, true));
-    let seen = enrolment.reconcile_some(now, &world.listed(), |_| false, &mut world);
+    let seen = enrolment.reconcile(now, &world.listed(), |_| false, &mut world);
     assert_eq!(seen.enrolled, 2, "the second one is new");
     assert!(!world.pods["u1"].has_rules, "the first one was not examined");
-    enrolment.reconcile_some(now, &world.listed(), |uid| uid == "u1", &mut world);
+    enrolment.reconcile(now, &world.listed(), |uid| uid == "u1", &mut world);
     assert!(world.pods["u1"].has_rules);
 }
