@@ -124,7 +124,10 @@ impl<'de, K: Keep> Visitor<'de> for ObjectSeed<'_, K> {
         let mut fields = Map::new();
         while let Some(key) = map.next_key::<String>()? {
             let is_metadata = key == "metadata";
-            let value = if is_metadata { map.next_value_seed(MetadataSeed)? } else { map.next_value()? };
+            let value = match is_metadata {
+                true => Value::Object(map.next_value::<Metadata>()?.kept),
+                false => map.next_value()?,
+            };
             if is_metadata && let Some(kept) = self.0.by_metadata(&value) {
                 while map.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {}
                 return Ok(Some(kept));
@@ -135,33 +138,11 @@ impl<'de, K: Keep> Visitor<'de> for ObjectSeed<'_, K> {
     }
 }
 
-/// Reads metadata without the `managedFields`: no controller reads them, and they are a third of many objects.
-struct MetadataSeed;
-
-impl<'de> DeserializeSeed<'de> for MetadataSeed {
-    type Value = Value;
-
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Value, D::Error> {
-        deserializer.deserialize_map(self)
-    }
-}
-
-impl<'de> Visitor<'de> for MetadataSeed {
-    type Value = Value;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("metadata")
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Value, A::Error> {
-        let mut fields = Map::new();
-        while let Some(key) = map.next_key::<String>()? {
-            if key == "managedFields" {
-                map.next_value::<IgnoredAny>()?;
-            } else {
-                fields.insert(key, map.next_value()?);
-            }
-        }
-        Ok(Value::Object(fields))
-    }
+/// Metadata without the `managedFields`: no controller reads them, and they are a third of many objects.
+#[derive(Deserialize)]
+struct Metadata {
+    #[serde(rename = "managedFields")]
+    _passed_over: Option<IgnoredAny>,
+    #[serde(flatten)]
+    kept: Map<String, Value>,
 }
