@@ -5,41 +5,42 @@ use serde::Serialize;
 
 /// What kind of failure it is: the specification's codes below 100, ours from there on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(u32)]
 pub enum Code {
     /// 1: the configuration's version is not ours, or has no such command.
-    IncompatibleVersion,
+    IncompatibleVersion = 1,
     /// 4: an environment variable is missing or wrong.
-    Environment,
+    Environment = 4,
     /// 5: standard input cannot be read.
-    Io,
+    Io = 5,
     /// 6: standard input is not a JSON object.
-    Decode,
+    Decode = 6,
     /// 7: the configuration is wrong.
-    Config,
+    Config = 7,
     /// 11: it may work later; the runtime should try again.
-    TryAgain,
+    TryAgain = 11,
     /// 50: pods cannot be served now.
-    NotAvailable,
+    NotAvailable = 50,
     /// 51: pods cannot be served, and running ones may lack something.
-    LimitedConnectivity,
+    LimitedConnectivity = 51,
     /// 100: the pod's own settings are wrong; its owner has to change them.
-    Pod,
+    Pod = 100,
     /// 101: the API server refuses us (403); the plugin's role is missing.
-    Forbidden,
+    Forbidden = 101,
     /// 102: the API server's certificate cannot be verified.
-    Untrusted,
+    Untrusted = 102,
     /// 103: the kubeconfig cannot be used.
-    Kubeconfig,
+    Kubeconfig = 103,
     /// 104: the pod's runtime is sandboxed: rules do not bind it.
-    Sandboxed,
+    Sandboxed = 104,
     /// 105: the node agent did not enrol a pod of ambient mode.
-    NotEnrolled,
+    NotEnrolled = 105,
     /// 110: the network namespace could not be programmed; it is as it was, or the error says what is left in it.
-    NotProgrammed,
+    NotProgrammed = 110,
     /// 111: CHECK found something that is not as planned.
-    NotAsPlanned,
+    NotAsPlanned = 111,
     /// 199: a bug of this program.
-    Internal,
+    Internal = 199,
 }
 
 impl Code {
@@ -99,25 +100,7 @@ impl Code {
     /// The number in the error object.
     #[must_use]
     pub const fn number(self) -> u32 {
-        match self {
-            Self::IncompatibleVersion => 1,
-            Self::Environment => 4,
-            Self::Io => 5,
-            Self::Decode => 6,
-            Self::Config => 7,
-            Self::TryAgain => 11,
-            Self::NotAvailable => 50,
-            Self::LimitedConnectivity => 51,
-            Self::Pod => 100,
-            Self::Forbidden => 101,
-            Self::Untrusted => 102,
-            Self::Kubeconfig => 103,
-            Self::Sandboxed => 104,
-            Self::NotEnrolled => 105,
-            Self::NotProgrammed => 110,
-            Self::NotAsPlanned => 111,
-            Self::Internal => 199,
-        }
+        self as u32
     }
 }
 
