@@ -13,7 +13,6 @@ use zds::{ConnectionId, Input, NetnsInode, Newcomer, Output, PodState, Server, W
 enum Event {
     Start,
     Add(u8, u64),
-    Know(u8),
     Remove(u8),
     /// The namespaces of this pod can be opened, or not.
     Openable(u8, bool),
@@ -34,7 +33,6 @@ fn event() -> impl Strategy<Value = Event> {
     prop_oneof![
         1 => Just(Event::Start),
         6 => (pod.clone(), netns.clone()).prop_map(|(pod, netns)| Event::Add(pod, netns)),
-        2 => pod.clone().prop_map(Event::Know),
         4 => pod.clone().prop_map(Event::Remove),
         2 => (pod.clone(), any::<bool>()).prop_map(|(pod, is_openable)| Event::Openable(pod, is_openable)),
         2 => prop::collection::vec((pod, netns), 0..4).prop_map(Event::Connect),
@@ -76,10 +74,6 @@ impl World {
             Event::Add(pod, netns) => {
                 self.wanted.insert(format!("u{pod}"), Some(NetnsInode(*netns)));
                 self.handle(Input::Add(workload(*pod), NetnsInode(*netns)));
-            }
-            Event::Know(pod) => {
-                self.wanted.insert(format!("u{pod}"), None);
-                self.handle(Input::Know(workload(*pod)));
             }
             Event::Remove(pod) => {
                 let uid = format!("u{pod}");

@@ -47,8 +47,6 @@ pub enum Input<'a> {
     Pods(Vec<(Workload, Option<NetnsInode>)>),
     /// A pod is to be served in this network namespace.
     Add(Workload, NetnsInode),
-    /// A pod exists, and its network namespace is unknown: ztunnel keeps what it has of it.
-    Know(Workload),
     /// A pod, by its UID, is not to be served any more.
     Remove(String),
     /// ztunnel connected.
@@ -187,7 +185,6 @@ impl Server {
         match input {
             Input::Pods(pods) => self.replace_pods(pods),
             Input::Add(workload, netns) => self.want(workload, Some(netns)),
-            Input::Know(workload) => self.want(workload, None),
             Input::Remove(uid) => drop(self.pods.remove(&uid)),
             Input::Accepted(id) => self.accept(id, now, &mut outputs),
             Input::Received(id, datagram) => self.receive(id, datagram, now, &mut outputs),

@@ -79,11 +79,6 @@ impl Handle {
         self.order(Input::Add(workload, netns));
     }
 
-    /// A pod that exists, while its network namespace is unknown.
-    pub fn know(&self, workload: Workload) {
-        self.order(Input::Know(workload));
-    }
-
     /// A pod, by its UID, that is not to be served any more.
     pub fn remove(&self, uid: String) {
         self.order(Input::Remove(uid));
