@@ -11,6 +11,7 @@ use anyhow::{Context, Result};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
+use crate::iptables::mesh::{any, loopback, passthrough};
 use crate::tools;
 use crate::traffic::{ANSWER, PROXY_ID};
 use test_support::netns::{Families, Namespace};
@@ -30,6 +31,19 @@ pub enum Interception {
     Redirect,
     /// As they are: it calls the application in the client's name.
     Tproxy,
+}
+
+impl Interception {
+    /// Both ways.
+    pub const ALL: [Self; 2] = [Self::Redirect, Self::Tproxy];
+
+    /// What a pod's annotation calls it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Redirect => "REDIRECT",
+            Self::Tproxy => "TPROXY",
+        }
+    }
 }
 
 /// An Envoy that runs.
@@ -57,7 +71,7 @@ impl Envoy {
         let mut configuration = bootstrap(families, interception);
         let listeners = configuration["static_resources"]["listeners"].as_array_mut().context("listeners")?;
         let tcp = listeners.len();
-        listeners.extend(loopbacks(families).map(dns_listener));
+        listeners.extend(families.each().map(|v6| dns_listener(loopback(v6))));
         command.arg("--clear-groups").arg(program).arg("--config-yaml").arg(configuration.to_string());
         command.args(["--disable-hot-restart", "--concurrency", "1", "--log-level", "warn"]);
         let process = Background::start("Envoy", &pod.command(&command), &folder.path().join("log"))?;
@@ -110,15 +124,15 @@ fn within_reach(folder: &TempDir) -> Result<PathBuf> {
 pub fn bootstrap(families: Families, interception: Interception) -> Value {
     let mut listeners = Vec::new();
     let mut clusters = Vec::new();
-    for any in wildcards(families) {
-        let family = if any.is_ipv6() { "6" } else { "4" };
+    for v6 in families.each() {
+        let (any, family) = (any(v6), if v6 { "6" } else { "4" });
         listeners.push(listener("outbound", family, SocketAddr::new(any, OUTBOUND), json!({})));
         clusters.push(cluster(&format!("outbound{family}")));
         let mut inbound = cluster(&format!("inbound{family}"));
         let transparent = match interception {
             // The user by which the rules recognize the proxy's own connections to the application.
             Interception::Redirect => {
-                let own = if any.is_ipv6() { "::6" } else { "127.0.0.6" };
+                let own = passthrough(v6);
                 inbound["upstream_bind_config"] =
                     json!({"source_address": {"address": own, "port_value": 0}});
                 json!({})
@@ -129,16 +143,6 @@ pub fn bootstrap(families: Families, interception: Interception) -> Value {
         clusters.push(inbound);
     }
     json!({"static_resources": {"listeners": listeners, "clusters": clusters}})
-}
-
-fn wildcards(families: Families) -> impl Iterator<Item = IpAddr> {
-    let v4 = families.has_v4().then_some(IpAddr::from([0_u8; 4]));
-    v4.into_iter().chain(families.has_v6().then_some(IpAddr::from([0_u16; 8])))
-}
-
-fn loopbacks(families: Families) -> impl Iterator<Item = IpAddr> {
-    wildcards(families)
-        .map(|any| if any.is_ipv6() { [0_u16, 0, 0, 0, 0, 0, 0, 1].into() } else { [127_u8, 0, 0, 1].into() })
 }
 
 fn socket_address(at: SocketAddr) -> Value {

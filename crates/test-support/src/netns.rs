@@ -48,14 +48,14 @@ pub enum Families {
 }
 
 impl Families {
-    /// Whether interfaces get IPv4 addresses.
-    pub fn has_v4(self) -> bool {
-        self != Self::V6
-    }
-
-    /// Whether interfaces get IPv6 addresses.
-    pub fn has_v6(self) -> bool {
-        self != Self::V4
+    /// Each of them, by whether it is IPv6.
+    pub fn each(self) -> impl Iterator<Item = bool> {
+        let without = match self {
+            Self::V4 => Some(true),
+            Self::V6 => Some(false),
+            Self::Dual => None,
+        };
+        [false, true].into_iter().filter(move |v6| Some(*v6) != without)
     }
 
     /// From the letters of the conformance recordings: `4`, `6` or `46`.
@@ -80,9 +80,8 @@ impl Namespace {
     /// same namespace, so that no packet leaves it. No default route.
     pub fn pod(families: Families) -> Result<Self> {
         let namespace = Self::empty(families)?;
-        let v4 = families.has_v4().then(|| format!("{POD_V4}/24"));
-        let v6 = families.has_v6().then(|| format!("{POD_V6}/64"));
-        namespace.add_eth0(v4.into_iter().chain(v6))?;
+        let address = |v6| format!("{}/{}", pod_address(v6), if v6 { 64 } else { 24 });
+        namespace.add_eth0(families.each().map(address))?;
         Ok(namespace)
     }
 
@@ -91,10 +90,9 @@ impl Namespace {
         let namespace = Self { name: fresh_name() };
         process::run(&mut process::command("ip", ["netns", "add", &namespace.name]), SHORT)?.ok()?;
         // Where duplicates were looked for, an address would be tentative for a second or two.
-        let (switches, value) = if families.has_v6() {
-            (&["all/accept_dad", "default/accept_dad"][..], "0")
-        } else {
-            (&["all/disable_ipv6"][..], "1")
+        let (switches, value) = match families {
+            Families::V4 => (&["all/disable_ipv6"][..], "1"),
+            Families::V6 | Families::Dual => (&["all/accept_dad", "default/accept_dad"][..], "0"),
         };
         namespace.enter(|| {
             switches
@@ -275,26 +273,18 @@ impl Topology {
     pub fn new(families: Families) -> Result<Self> {
         let topology = Self { client: Namespace::empty(families)?, pod: Namespace::empty(families)? };
         let (client, pod) = (&topology.client, &topology.pod);
-        let mut script = format!("link add eth0 type veth peer name eth0 netns {}\n", pod.name());
-        script.push_str("link set eth0 up\n");
-        script.push_str(&addresses("eth0", families, CLIENT_V4, CLIENT_V6));
-        if families.has_v4() {
-            writeln!(script, "addr add {REMOTE_V4}/32 dev lo")?;
+        let mut of_client =
+            format!("link add eth0 type veth peer name eth0 netns {}\nlink set eth0 up\n", pod.name());
+        let mut of_pod = "link set eth0 up\n".to_owned();
+        for v6 in families.each() {
+            let (network, host, all) = if v6 { (64, 128, "::/0") } else { (24, 32, "default") };
+            of_client += &added(&format!("{}/{network}", client_address(v6)), "eth0");
+            of_client += &added(&format!("{}/{host}", remote_address(v6)), "lo");
+            of_pod += &added(&format!("{}/{network}", pod_address(v6)), "eth0");
+            of_pod += &format!("route add {all} via {}\n", client_address(v6));
         }
-        if families.has_v6() {
-            writeln!(script, "addr add {REMOTE_V6}/128 dev lo nodad")?;
-        }
-        client.ip_batch(&script)?;
-
-        let mut script = String::from("link set eth0 up\n");
-        script.push_str(&addresses("eth0", families, POD_V4, POD_V6));
-        if families.has_v4() {
-            writeln!(script, "route add default via {CLIENT_V4}")?;
-        }
-        if families.has_v6() {
-            writeln!(script, "route add ::/0 via {CLIENT_V6}")?;
-        }
-        pod.ip_batch(&script)?;
+        client.ip_batch(&of_client)?;
+        pod.ip_batch(&of_pod)?;
         topology.wait_for_carrier()?;
         Ok(topology)
     }
@@ -330,12 +320,6 @@ pub fn remote_address(v6: bool) -> IpAddr {
 fn added(address: &str, interface: &str) -> String {
     let nodad = if address.contains(':') { " nodad" } else { "" };
     format!("addr add {address} dev {interface}{nodad}\n")
-}
-
-fn addresses(interface: &str, families: Families, v4: Ipv4Addr, v6: Ipv6Addr) -> String {
-    let v4 = families.has_v4().then(|| added(&format!("{v4}/24"), interface));
-    let v6 = families.has_v6().then(|| added(&format!("{v6}/64"), interface));
-    v4.into_iter().chain(v6).collect()
 }
 
 #[cfg(test)]

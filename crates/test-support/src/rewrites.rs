@@ -2,10 +2,11 @@
 //! `fixtures/divergences.json`, regular expressions over lines of iptables-save and nft.
 
 use regex::Regex;
-use serde_json::Value;
+use serde::Deserialize;
 
 /// Where a recorded line was printed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Printed {
     /// By iptables-save.
     V4,
@@ -15,67 +16,50 @@ pub enum Printed {
     Nft,
 }
 
-impl Printed {
-    const fn word(self) -> &'static str {
-        match self {
-            Self::V4 => "v4",
-            Self::V6 => "v6",
-            Self::Nft => "nft",
-        }
-    }
-}
-
 /// All rewrites.
 #[derive(Clone, Debug)]
-pub struct Rewrites(Vec<Rewrite>);
+pub struct Rewrites(Vec<(Written, Regex)>);
 
-#[derive(Clone, Debug)]
-struct Rewrite {
-    printed: Vec<String>,
+#[derive(Deserialize)]
+struct Divergences {
+    rewrites: Vec<Written>,
+}
+
+/// A rewrite as it is written.
+#[derive(Clone, Debug, Deserialize)]
+struct Written {
+    r#in: Vec<Printed>,
     chain: String,
-    from: Regex,
+    from: String,
     to: String,
 }
 
 impl Rewrites {
     /// Those in the text of `divergences.json`; what is wrong with it otherwise.
     pub fn read(divergences: &str) -> Result<Self, String> {
-        let all: Value = serde_json::from_str(divergences).map_err(|error| error.to_string())?;
-        let list = all["rewrites"].as_array().ok_or("no rewrites")?;
-        list.iter()
-            .map(|rewrite| Rewrite::read(rewrite).ok_or_else(|| rewrite.to_string()))
-            .collect::<Result<_, _>>()
-            .map(Self)
+        let divergences: Divergences =
+            serde_json::from_str(divergences).map_err(|error| error.to_string())?;
+        // Groups and line ends are written as in Python.
+        let groups = Regex::new(r"\\([0-9])").map_err(|error| error.to_string())?;
+        let read = |mut written: Written| {
+            written.to = groups.replace_all(&written.to, "$${$1}").replace(r"\n", "\n");
+            let from = Regex::new(&written.from).map_err(|error| error.to_string())?;
+            Ok((written, from))
+        };
+        divergences.rewrites.into_iter().map(read).collect::<Result<_, _>>().map(Self)
     }
 
     /// What stands in the place of a recorded line of a chain; the chain's name may have more around it.
     pub fn of(&self, printed: Printed, chain: &str, line: &str) -> Vec<String> {
         let mut lines = vec![line.to_owned()];
-        for rewrite in &self.0 {
-            if chain.contains(&rewrite.chain) && rewrite.printed.iter().any(|word| word == printed.word()) {
-                lines = lines.iter().flat_map(|line| rewrite.of(line)).collect();
+        for (written, from) in &self.0 {
+            if chain.contains(&written.chain) && written.r#in.contains(&printed) {
+                let rewritten = lines.iter().map(|line| from.replace(line, &written.to));
+                lines =
+                    rewritten.flat_map(|line| line.lines().map(str::to_owned).collect::<Vec<_>>()).collect();
             }
         }
         lines
-    }
-}
-
-impl Rewrite {
-    fn read(rewrite: &Value) -> Option<Self> {
-        let text = |key: &str| rewrite[key].as_str();
-        let printed = rewrite["in"].as_array()?.iter().map(|word| word.as_str().map(str::to_owned));
-        // Groups and line ends are written as in Python.
-        let groups = Regex::new(r"\\([0-9])").ok()?;
-        Some(Self {
-            printed: printed.collect::<Option<_>>()?,
-            chain: text("chain")?.to_owned(),
-            from: Regex::new(text("from")?).ok()?,
-            to: groups.replace_all(text("to")?, "$${$1}").replace(r"\n", "\n"),
-        })
-    }
-
-    fn of(&self, line: &str) -> Vec<String> {
-        self.from.replace(line, &self.to).lines().map(str::to_owned).collect()
     }
 }
 

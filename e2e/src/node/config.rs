@@ -29,10 +29,10 @@ pub(super) fn write_all(folder: &Path, name: &str, api: Option<&ApiServer>) -> R
 }
 
 pub(super) fn primary_conflist(state: &Path, families: Families) -> Value {
-    let ranges = [(families.has_v4(), "10.88.0.0/24", "0.0.0.0/0"), (families.has_v6(), "fd88::/64", "::/0")];
-    let ranges: Vec<_> = ranges.into_iter().filter(|(has, ..)| *has).collect();
-    let routes: Vec<Value> = ranges.iter().map(|(.., all)| json!({"dst": all})).collect();
-    let ranges: Vec<Value> = ranges.iter().map(|(_, subnet, _)| json!([{"subnet": subnet}])).collect();
+    let networks = [("10.88.0.0/24", "0.0.0.0/0"), ("fd88::/64", "::/0")];
+    let networks: Vec<_> = families.each().map(|v6| networks[usize::from(v6)]).collect();
+    let routes: Vec<Value> = networks.iter().map(|(_, all)| json!({"dst": all})).collect();
+    let ranges: Vec<Value> = networks.iter().map(|(subnet, _)| json!([{"subnet": subnet}])).collect();
     json!({
         "cniVersion": "1.0.0",
         "name": "podnet",

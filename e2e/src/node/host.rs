@@ -53,14 +53,8 @@ impl Host {
         namespace.add_eth0(addresses(families).map(|(address, length)| format!("{address}/{length}")))?;
         let cgroup = Cgroup::new(namespace.name())?;
         let mut command = process::command("nsenter", [format!("--net={}", namespace.path().display())]);
-        command.args([
-            "unshare",
-            "--mount",
-            "--pid",
-            "--kill-child=KILL",
-            "--propagation=private",
-            "--mount-proc",
-        ]);
+        let unshare = "unshare --mount --pid --kill-child=KILL --propagation=private --mount-proc";
+        command.args(unshare.split(' '));
         command.arg("--").arg(helper()?).arg("node-init").arg(folder);
         let keeper = Background::start("the node's first process", &command, &folder.join("init.log"))?
             .killed_on_drop();
@@ -118,8 +112,7 @@ impl Host {
 }
 
 fn addresses(families: Families) -> impl Iterator<Item = (&'static str, u8)> {
-    let [v4, v6] = ADDRESSES;
-    families.has_v4().then_some(v4).into_iter().chain(families.has_v6().then_some(v6))
+    families.each().map(|v6| ADDRESSES[usize::from(v6)])
 }
 
 /// The address that the kubelet announces.

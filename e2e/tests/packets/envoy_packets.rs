@@ -35,7 +35,7 @@ impl Mesh {
         let topology = Topology::new(families)?;
         let mut servers = Vec::new();
         let mut resolvers = Vec::new();
-        for v6 in both(families) {
+        for v6 in families.each() {
             for (namespace, name, ports) in [
                 (&topology.pod, "app", [APP, NOT_CAPTURED]),
                 (&topology.client, "service", [SERVICE, NOT_CAPTURED_SERVICE]),
@@ -76,12 +76,8 @@ impl Mesh {
     }
 }
 
-fn both(families: Families) -> impl Iterator<Item = bool> {
-    families.has_v4().then_some(false).into_iter().chain(families.has_v6().then_some(true))
-}
-
 fn every_way(mesh: &Mesh) -> Result<()> {
-    for v6 in both(mesh.families) {
+    for v6 in mesh.families.each() {
         inbound(mesh, v6)?;
         outbound(mesh, v6)?;
         names(mesh, v6)?;
@@ -141,7 +137,7 @@ fn names(mesh: &Mesh, v6: bool) -> Result<()> {
 }
 
 fn every_way_in_both_modes(backend: &str) -> Result<()> {
-    for interception in [Interception::Redirect, Interception::Tproxy] {
+    for interception in Interception::ALL {
         every_way(&Mesh::new(Families::Dual, interception, backend)?)
             .with_context(|| format!("{interception:?}"))?;
     }
@@ -183,7 +179,7 @@ fn strict_capture_brings_envoy_the_same() -> Result<()> {
 #[ignore = "needs Envoy: make envoy"]
 fn a_pod_of_one_family_needs_no_other() -> Result<()> {
     for families in [Families::V4, Families::V6] {
-        for interception in [Interception::Redirect, Interception::Tproxy] {
+        for interception in Interception::ALL {
             for backend in ["", "--native-nftables"] {
                 every_way(&Mesh::new(families, interception, backend)?)
                     .with_context(|| format!("{families:?} {interception:?} {backend}"))?;
@@ -226,7 +222,7 @@ impl Stream {
 /// Opens so many connections through Envoy, of each family and in each direction; all of them are open at the end.
 fn streams(mesh: &Mesh, each: usize) -> Result<Vec<Stream>> {
     let mut all = Vec::new();
-    for v6 in both(mesh.families) {
+    for v6 in mesh.families.each() {
         let app = SocketAddr::new(pod_address(v6), APP);
         let open = || (0..each).map(|n| Stream::open(format!("inbound {n} to {app}"), app)).collect();
         let inbound: Result<Vec<_>> = mesh.topology.client.enter(open)?;
@@ -250,14 +246,14 @@ fn streams(mesh: &Mesh, each: usize) -> Result<Vec<Stream>> {
 #[ignore = "needs Envoy: make envoy"]
 fn two_hundred_connections_at_once_pass_envoy() -> Result<()> {
     const EACH: usize = 50;
-    for interception in [Interception::Redirect, Interception::Tproxy] {
+    for interception in Interception::ALL {
         for backend in ["", "--native-nftables"] {
             let mesh = Mesh::new(Families::Dual, interception, backend)?;
             let mut open = streams(&mesh, EACH)?;
             ensure!(open.len() == 200, "{} are open", open.len());
             open.iter_mut().try_for_each(Stream::lives)?;
             drop(open);
-            for v6 in both(mesh.families) {
+            for v6 in mesh.families.each() {
                 mesh.envoy.wait_passed("inbound", SocketAddr::new(pod_address(v6), APP), EACH)?;
                 mesh.envoy.wait_passed("outbound", SocketAddr::new(remote_address(v6), SERVICE), EACH)?;
             }
@@ -269,7 +265,7 @@ fn two_hundred_connections_at_once_pass_envoy() -> Result<()> {
 #[test]
 #[ignore = "needs Envoy: make envoy"]
 fn streams_through_envoy_outlive_runs_other_backends_and_other_settings() -> Result<()> {
-    for interception in [Interception::Redirect, Interception::Tproxy] {
+    for interception in Interception::ALL {
         let mesh = Mesh::new(Families::Dual, interception, "")?;
         let mut open = streams(&mesh, 2)?;
         for more in [

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use anyhow::Result;
 
 use super::Namespace;
-use super::state::{Tables, print, saved};
+use super::state::{Tables, nft_blocks, print, saved};
 
 /// What is compared before and after: both variants of iptables, all of nftables, policy rules, the routes of all tables, the addresses of `lo`.
 ///
@@ -121,26 +121,7 @@ fn addresses(text: &str) -> Vec<String> {
 /// The lines of `nft list ruleset`, each behind its table and chain, sorted by those; without what iptables-nft leaves of tables and chains that
 /// hold nothing.
 fn ruleset(text: &str) -> Vec<String> {
-    let mut blocks: BTreeMap<String, Vec<String>> = BTreeMap::new();
-    let (mut table, mut chain) = (String::new(), None::<String>);
-    for line in text.lines().filter(|line| !line.trim().is_empty() && !line.starts_with('#')) {
-        let depth = line.len() - line.trim_start_matches('\t').len();
-        let line = line.trim();
-        let name = line.trim_end_matches(" {");
-        if depth == 0 && line != "}" {
-            name.clone_into(&mut table);
-            blocks.entry(table.clone()).or_default();
-        } else if depth == 1 && line.ends_with(" {") {
-            chain = Some(format!("{table} / {name}"));
-        } else if depth == 1 && line == "}" {
-            chain = None;
-        } else if depth > 0 {
-            blocks.entry(chain.clone().unwrap_or_else(|| table.clone())).or_default().push(line.to_owned());
-        }
-        blocks.extend(
-            chain.clone().filter(|chain| !blocks.contains_key(chain)).map(|chain| (chain, Vec::new())),
-        );
-    }
+    let mut blocks = nft_blocks(text);
     blocks.retain(|name, lines| {
         !(lines.len() == 1 && lines[0].ends_with("policy accept;") && is_of_iptables(name))
     });

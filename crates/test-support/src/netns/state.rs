@@ -1,6 +1,6 @@
 //! What the kernel holds in a namespace, in a form that two moments or a recording can be compared in.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::sync::LazyLock;
 
@@ -70,18 +70,14 @@ impl State {
             tables.values_mut().for_each(|chains| rewrite(rewrites, printed, chains));
             tables
         };
+        let mut nft = nft_chains(&strings(&case["nft"])?.join("\n"));
+        rewrite(rewrites, Printed::Nft, &mut nft);
         Ok(Self {
             v4: rewritten(recorded_tables(&case["state_v4"])?, Printed::V4),
             v6: rewritten(recorded_tables(&case["state_v6"])?, Printed::V6),
             rule4: recorded_rules(&case["ip_rule_v4"])?,
             rule6: recorded_rules(&case["ip_rule_v6"])?,
-            nft: if case["nft"].is_array() {
-                let mut chains = nft_chains(&strings(&case["nft"])?.join("\n"));
-                rewrite(rewrites, Printed::Nft, &mut chains);
-                chains
-            } else {
-                Chains::new()
-            },
+            nft,
             ..Self::default()
         })
     }
@@ -103,44 +99,32 @@ impl State {
 
     /// One text per difference, each with both sides; none if the two are equal.
     pub fn differences(&self, want: &Self) -> Vec<String> {
-        let mut all = Vec::new();
-        for (name, want, got) in [("v4", &want.v4, &self.v4), ("v6", &want.v6, &self.v6)] {
-            all.extend(map_differences(name, want, got).into_iter().flat_map(|(table, want, got)| {
-                let (want, got) = (want.cloned().unwrap_or_default(), got.cloned().unwrap_or_default());
-                describe(&table, &want, &got)
-            }));
-        }
-        all.extend(describe("nft", &want.nft, &self.nft));
-        for (name, want, got) in [
-            ("rule4", &want.rule4, &self.rule4),
-            ("rule6", &want.rule6, &self.rule6),
-            ("route4", &want.route4, &self.route4),
-            ("route6", &want.route6, &self.route6),
-            ("lo", &want.lo, &self.lo),
-        ] {
-            if want != got {
-                all.push(format!("{name}:\n   want {want:?}\n   got  {got:?}"));
-            }
-        }
-        all
+        let (got, want) = (self.parts(), want.parts());
+        let names: BTreeSet<&String> = want.keys().chain(got.keys()).collect();
+        let unlike = names.into_iter().filter(|name| want.get(*name) != got.get(*name));
+        unlike
+            .map(|name| format!("{name}:\n   want {:?}\n   got  {:?}", want.get(name), got.get(name)))
+            .collect()
     }
-}
 
-fn describe(name: &str, want: &Chains, got: &Chains) -> Vec<String> {
-    let differences = map_differences(name, want, got).into_iter();
-    differences.map(|(chain, want, got)| format!("{chain}:\n   want {want:?}\n   got  {got:?}")).collect()
-}
-
-/// The entries that differ: name, wanted, got.
-fn map_differences<'a, V: PartialEq>(
-    name: &str,
-    want: &'a BTreeMap<String, V>,
-    got: &'a BTreeMap<String, V>,
-) -> Vec<(String, Option<&'a V>, Option<&'a V>)> {
-    let new = got.keys().filter(|key| !want.contains_key(*key));
-    let keys = want.keys().chain(new);
-    let pairs = keys.map(|key| (format!("{name} {key}"), want.get(key), got.get(key)));
-    pairs.filter(|(_, want, got)| want != got).collect()
+    /// Its lists of lines by their names, such as `v4 nat OUTPUT`.
+    fn parts(&self) -> BTreeMap<String, &Vec<String>> {
+        let of_family = |family: &'static str, tables| {
+            let chains =
+                Tables::iter(tables).flat_map(|(table, chains)| chains.iter().map(move |of| (table, of)));
+            chains.map(move |(table, (chain, rules))| (format!("{family} {table} {chain}"), rules))
+        };
+        let nft = self.nft.iter().map(|(chain, rules)| (format!("nft {chain}"), rules));
+        let lists = [
+            ("rule4", &self.rule4),
+            ("rule6", &self.rule6),
+            ("route4", &self.route4),
+            ("route6", &self.route6),
+            ("lo", &self.lo),
+        ];
+        let lists = lists.map(|(name, lines)| (name.to_owned(), lines));
+        of_family("v4", &self.v4).chain(of_family("v6", &self.v6)).chain(nft).chain(lists).collect()
+    }
 }
 
 /// Runs a program in the namespace of this thread and returns what it prints.
@@ -228,26 +212,35 @@ fn addresses(text: &str) -> Vec<String> {
     sorted(words.map(str::to_owned))
 }
 
-/// Parses `nft list ruleset`.
+/// The chains of `nft list ruleset` that have `istio` in their name.
 fn nft_chains(text: &str) -> Chains {
-    let mut chains = Chains::new();
-    let (mut table, mut chain) = (String::new(), None);
-    for line in text.lines().map(str::trim) {
-        if line.starts_with("table ") {
-            table = line.trim_end_matches(['{', ' ']).to_owned();
-        } else if line.starts_with("chain ") {
-            let name = format!("{table} / {}", line.trim_end_matches(['{', ' ']));
-            chains.insert(name.clone(), Vec::new());
-            chain = Some(name);
-        } else if line != "}"
-            && !line.is_empty()
-            && let Some(lines) = chain.as_ref().and_then(|name| chains.get_mut(name))
-        {
-            lines.push(line.to_owned());
+    let mut blocks = nft_blocks(text);
+    blocks.retain(|name, _| name.contains(" / chain ") && name.contains("istio"));
+    blocks
+}
+
+/// The lines of `nft list ruleset` by where they stand: `table inet x`, or `table inet x / chain y`.
+pub(super) fn nft_blocks(text: &str) -> Chains {
+    let mut blocks = Chains::new();
+    let (mut table, mut block) = (String::new(), String::new());
+    for line in text.lines().filter(|line| !line.trim().is_empty() && !line.starts_with('#')) {
+        let depth = line.len() - line.trim_start_matches('\t').len();
+        let line = line.trim();
+        match (depth, line, line.strip_suffix(" {")) {
+            (0, _, Some(name)) => {
+                name.clone_into(&mut table);
+                block.clone_from(&table);
+            }
+            (1, _, Some(name)) => block = format!("{table} / {name}"),
+            (0 | 1, "}", _) => block.clone_from(&table),
+            _ => {
+                blocks.entry(block.clone()).or_default().push(line.to_owned());
+                continue;
+            }
         }
+        blocks.entry(block.clone()).or_default();
     }
-    chains.retain(|name, _| name.contains("istio"));
-    chains
+    blocks
 }
 
 fn rewrite(rewrites: &Rewrites, printed: Printed, chains: &mut Chains) {

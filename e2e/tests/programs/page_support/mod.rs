@@ -58,8 +58,7 @@ impl Case {
             .chain(args.iter().map(|word| quoted(word)))
             .collect();
         let mut address = vec!["127.0.0.1", "::1"];
-        address.extend(families.has_v4().then_some("10.1.0.2"));
-        address.extend(families.has_v6().then_some("fd00:10::2"));
+        address.extend(families.each().map(|v6| if v6 { "fd00:10::2" } else { "10.1.0.2" }));
         Self { name, text: words.join(" "), address: address.join(","), nameservers, args, env }
     }
 
