@@ -1,14 +1,14 @@
 //! An OCI image layout in a tar archive, as `ctr images import`, `podman load` and `skopeo copy oci-archive:` read it. With one architecture alone,
 //! `docker load` reads it as well.
 //!
-//! The members of what is written as JSON have a fixed order, and so have the files.
+//! The members of what is written as JSON are in alphabetical order, and the files have a fixed one.
 
 use std::collections::BTreeMap;
 use std::io::Write as _;
 
 use anyhow::{Context, Result, ensure};
 use flate2::{Compression, GzBuilder};
-use serde::Serialize;
+use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 use tar::{Builder, EntryType};
 
@@ -43,7 +43,7 @@ impl Facts {
         Ok(Self { created: created.transpose()?, revision: said("SOURCE_REVISION") })
     }
 
-    fn annotations(&self, image: &Image) -> Annotations {
+    fn annotations(&self, image: &Image) -> Value {
         let always = [
             ("title", image.title),
             ("description", image.description),
@@ -52,97 +52,9 @@ impl Facts {
         ];
         let known = [("created", &self.created), ("revision", &self.revision)];
         let known = known.into_iter().filter_map(|(name, text)| Some((name, text.as_deref()?)));
-        always
-            .into_iter()
-            .chain(known)
-            .map(|(name, text)| (format!("org.opencontainers.image.{name}"), text.to_owned()))
-            .collect()
+        let named = |(name, text)| (format!("org.opencontainers.image.{name}"), json!(text));
+        Value::Object(always.into_iter().chain(known).map(named).collect())
     }
-}
-
-type Annotations = BTreeMap<String, String>;
-
-#[derive(Clone, Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
-struct Descriptor {
-    media_type: String,
-    digest: String,
-    size: usize,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    platform: Option<Platform>,
-    #[serde(skip_serializing_if = "Annotations::is_empty")]
-    annotations: Annotations,
-}
-
-#[derive(Clone, Debug, Serialize)]
-struct Platform {
-    architecture: String,
-    os: &'static str,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    variant: Option<&'static str>,
-}
-
-#[derive(Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
-struct Index<'a> {
-    schema_version: u8,
-    media_type: &'static str,
-    manifests: &'a [Descriptor],
-    #[serde(skip_serializing_if = "Annotations::is_empty")]
-    annotations: Annotations,
-}
-
-#[derive(Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
-struct Manifest {
-    schema_version: u8,
-    media_type: &'static str,
-    config: Descriptor,
-    layers: [Descriptor; 1],
-    annotations: Annotations,
-}
-
-#[derive(Debug, Serialize)]
-struct Config<'a> {
-    #[serde(skip_serializing_if = "Option::is_none")]
-    created: Option<&'a str>,
-    #[serde(flatten)]
-    platform: &'a Platform,
-    config: Runs<'a>,
-    rootfs: Rootfs,
-    history: [History<'a>; 1],
-}
-
-#[derive(Debug, Serialize)]
-#[serde(rename_all = "PascalCase")]
-struct Runs<'a> {
-    user: &'a str,
-    env: [&'a str; 1],
-    entrypoint: [String; 1],
-    working_dir: &'a str,
-    labels: Annotations,
-}
-
-#[derive(Debug, Serialize)]
-struct Rootfs {
-    r#type: &'static str,
-    diff_ids: [String; 1],
-}
-
-#[derive(Debug, Serialize)]
-struct History<'a> {
-    #[serde(skip_serializing_if = "Option::is_none")]
-    created: Option<&'a str>,
-    created_by: &'a str,
-}
-
-/// How `docker save` lists what is in an archive.
-#[derive(Debug, Serialize)]
-#[serde(rename_all = "PascalCase")]
-struct Saved {
-    config: String,
-    repo_tags: [String; 1],
-    layers: [String; 1],
 }
 
 /// An archive that is being written.
@@ -152,8 +64,10 @@ pub(crate) struct Archive {
     facts: Facts,
     /// By digest.
     blobs: BTreeMap<String, Vec<u8>>,
-    images: Vec<Descriptor>,
-    saved: Vec<Saved>,
+    /// Their descriptors.
+    images: Vec<Value>,
+    /// How `docker save` lists what is in an archive.
+    saved: Vec<Value>,
 }
 
 impl Archive {
@@ -172,75 +86,67 @@ impl Archive {
         layer: &[u8],
         compress: bool,
     ) -> Result<()> {
-        let variant = (architecture == Architecture::Arm64).then_some("v8");
-        let platform = Platform { architecture: architecture.to_string(), os: "linux", variant };
+        let mut platform = json!({"architecture": architecture.to_string(), "os": "linux"});
+        if architecture == Architecture::Arm64 {
+            platform["variant"] = json!("v8");
+        }
         let labels = self.facts.annotations(image);
-        let created = self.facts.created.clone();
         let (_, entrypoint) = image.programs[0];
-        let config = Config {
-            created: created.as_deref(),
-            platform: &platform,
-            config: Runs {
-                user: image.user,
-                env: [PATH],
-                entrypoint: [format!("/{entrypoint}")],
-                working_dir: "/",
-                labels: labels.clone(),
-            },
-            rootfs: Rootfs { r#type: "layers", diff_ids: [digest(layer)] },
-            history: [History { created: created.as_deref(), created_by: "deploy/build-images.sh" }],
-        };
-        let config = self.blob(CONFIG, serde_json::to_vec(&config)?);
+        let mut history = json!({"created_by": "deploy/build-images.sh"});
+        let mut config = platform.clone();
+        config["config"] = json!({
+            "User": image.user, "Env": [PATH], "Entrypoint": [format!("/{entrypoint}")], "WorkingDir": "/", "Labels": labels,
+        });
+        config["rootfs"] = json!({"type": "layers", "diff_ids": [digest(layer)]});
+        if let Some(created) = &self.facts.created {
+            history["created"] = json!(created);
+            config["created"] = json!(created);
+        }
+        config["history"] = json!([history]);
+        let config = self.blob(CONFIG, config.to_string().into_bytes());
         let layer = if compress {
             self.blob(&format!("{LAYER}+gzip"), gzip(layer)?)
         } else {
             self.blob(LAYER, layer.to_owned())
         };
-        self.saved.push(Saved {
-            config: blob_path(&config.digest),
-            repo_tags: [self.reference.clone()],
-            layers: [blob_path(&layer.digest)],
+        self.saved.push(json!({
+            "Config": path_of(&config), "RepoTags": [self.reference], "Layers": [path_of(&layer)],
+        }));
+        let manifest = json!({
+            "schemaVersion": 2, "mediaType": MANIFEST, "config": config, "layers": [layer], "annotations": labels,
         });
-        let manifest = Manifest {
-            schema_version: 2,
-            media_type: MANIFEST,
-            config,
-            layers: [layer],
-            annotations: labels,
-        };
-        let manifest = self.blob(MANIFEST, serde_json::to_vec(&manifest)?);
-        self.images.push(Descriptor { platform: Some(platform), ..manifest });
+        let mut manifest = self.blob(MANIFEST, manifest.to_string().into_bytes());
+        manifest["platform"] = platform;
+        self.images.push(manifest);
         Ok(())
     }
 
     /// The archive's bytes.
     pub(crate) fn finish(mut self, image: &Image) -> Result<Vec<u8>> {
-        let named = match &self.images[..] {
+        let mut named = match &self.images[..] {
             [only] => only.clone(),
             several => {
                 let annotations = self.facts.annotations(image);
-                let index = Index { schema_version: 2, media_type: INDEX, manifests: several, annotations };
-                let index = serde_json::to_vec(&index)?;
-                self.blob(INDEX, index)
+                let index = json!({
+                    "schemaVersion": 2, "mediaType": INDEX, "manifests": several, "annotations": annotations,
+                });
+                self.blob(INDEX, index.to_string().into_bytes())
             }
         };
         let tag = self.reference.rsplit_once(':').map(|(_, tag)| tag).unwrap_or_default();
-        let names =
-            [("io.containerd.image.name", &*self.reference), ("org.opencontainers.image.ref.name", tag)];
-        let annotations = names.map(|(name, text)| (name.to_owned(), text.to_owned())).into();
-        let manifests = &[Descriptor { annotations, ..named }];
-        let top = Index { schema_version: 2, media_type: INDEX, manifests, annotations: Annotations::new() };
-
+        named["annotations"] =
+            json!({"io.containerd.image.name": self.reference, "org.opencontainers.image.ref.name": tag});
+        let top = json!({"schemaVersion": 2, "mediaType": INDEX, "manifests": [named]});
         let mut archive = Builder::new(Vec::new());
         let mut add = |path: &str, content: &[u8]| {
             let mut header = header(EntryType::Regular, content.len() as u64, 0o644);
             archive.append_data(&mut header, path, content)
         };
         add("oci-layout", br#"{"imageLayoutVersion":"1.0.0"}"#)?;
-        add("index.json", &serde_json::to_vec(&top)?)?;
+        add("index.json", top.to_string().as_bytes())?;
         // What `docker save` writes can describe one architecture only.
         if let [_] = &self.saved[..] {
-            add("manifest.json", &serde_json::to_vec(&self.saved)?)?;
+            add("manifest.json", json!(self.saved).to_string().as_bytes())?;
         }
         for (digest, content) in &self.blobs {
             add(&blob_path(digest), content)?;
@@ -248,19 +154,24 @@ impl Archive {
         Ok(archive.into_inner()?)
     }
 
-    fn blob(&mut self, media_type: &str, content: Vec<u8>) -> Descriptor {
+    /// Takes up a blob, and returns its descriptor.
+    fn blob(&mut self, media_type: &str, content: Vec<u8>) -> Value {
         let (digest, size) = (digest(&content), content.len());
         self.blobs.insert(digest.clone(), content);
-        let media_type = media_type.to_owned();
-        Descriptor { media_type, digest, size, platform: None, annotations: Annotations::new() }
+        json!({"mediaType": media_type, "digest": digest, "size": size})
     }
+}
+
+/// The path of what a descriptor names.
+fn path_of(descriptor: &Value) -> String {
+    blob_path(descriptor["digest"].as_str().unwrap_or_default())
 }
 
 fn blob_path(digest: &str) -> String {
     format!("blobs/{}", digest.replace(':', "/"))
 }
 
-pub(crate) fn digest(content: &[u8]) -> String {
+fn digest(content: &[u8]) -> String {
     format!("sha256:{}", hex(content))
 }
 

@@ -10,26 +10,11 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 use cargo_lock::Lockfile;
 use serde::Serialize;
+use serde_json::json;
 
 use super::contents::Image;
 use super::layout::hex;
 use super::program::{self, Architecture};
-
-#[derive(Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
-struct Document {
-    bom_format: &'static str,
-    spec_version: &'static str,
-    version: u8,
-    metadata: Metadata,
-    components: Vec<Component>,
-    dependencies: Vec<Dependency>,
-}
-
-#[derive(Debug, Serialize)]
-struct Metadata {
-    component: Component,
-}
 
 #[derive(Clone, Debug, Serialize)]
 struct Component {
@@ -60,13 +45,6 @@ struct License {
     expression: String,
 }
 
-#[derive(Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
-struct Dependency {
-    r#ref: String,
-    depends_on: BTreeSet<String>,
-}
-
 /// The document for an image, of the programs in a folder.
 pub(crate) fn describe(image: &Image, architecture: Architecture, folder: &Path) -> Result<String> {
     let lock = Lockfile::load(project().join("Cargo.lock"))?;
@@ -91,15 +69,15 @@ pub(crate) fn describe(image: &Image, architecture: Architecture, folder: &Path)
     for part in added {
         parts.add(part);
     }
-    let dependencies = parts.edges.into_iter().map(|(r#ref, depends_on)| Dependency { r#ref, depends_on });
-    let document = Document {
-        bom_format: "CycloneDX",
-        spec_version: "1.5",
-        version: 1,
-        metadata: Metadata { component: whole(image, architecture) },
-        components: parts.components.into_values().collect(),
-        dependencies: dependencies.collect(),
-    };
+    let dependency = |(part, needs): (&String, &BTreeSet<String>)| json!({"ref": part, "dependsOn": needs});
+    let document = json!({
+        "bomFormat": "CycloneDX",
+        "specVersion": "1.5",
+        "version": 1,
+        "metadata": {"component": whole(image, architecture)},
+        "components": parts.components.values().collect::<Vec<_>>(),
+        "dependencies": parts.edges.iter().map(dependency).collect::<Vec<_>>(),
+    });
     Ok(serde_json::to_string_pretty(&document)? + "\n")
 }
 

@@ -312,15 +312,18 @@ fn files(archive: &[u8]) -> BTreeMap<PathBuf, (u32, Vec<u8>)> {
     files
 }
 
+fn sum(content: &[u8]) -> String {
+    let sum = <sha2::Sha256 as sha2::Digest>::digest(content);
+    sum.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
 /// An archive as a runtime reads it.
 struct Layout(BTreeMap<PathBuf, (u32, Vec<u8>)>);
 
 impl Layout {
     fn blob(&self, digest: &str) -> &[u8] {
         let (_, content) = &self.0[&Path::new("blobs").join(digest.replace(':', "/"))];
-        let sum = <sha2::Sha256 as sha2::Digest>::digest(content);
-        let sum: String = sum.iter().map(|byte| format!("{byte:02x}")).collect();
-        assert_eq!(digest, format!("sha256:{sum}"));
+        assert_eq!(digest, format!("sha256:{}", sum(content)));
         content
     }
 
@@ -389,9 +392,7 @@ impl Layout {
             assert_eq!(*layer.media_type(), MediaType::ImageLayer);
             content.extend(blob);
         }
-        let sum = <sha2::Sha256 as sha2::Digest>::digest(&content);
-        let sum: String = sum.iter().map(|byte| format!("{byte:02x}")).collect();
-        assert_eq!(config.rootfs().diff_ids()[..], [format!("sha256:{sum}")]);
+        assert_eq!(config.rootfs().diff_ids()[..], [format!("sha256:{}", sum(&content))]);
         (config, files(&content))
     }
 }
@@ -471,8 +472,7 @@ fn part<'a>(list: &'a Value, name: &str) -> Option<&'a Value> {
 fn check_list_of_parts(file: &Path, image: &str, files: &BTreeMap<PathBuf, (u32, Vec<u8>)>) {
     let list = list_of_parts(&fs::read(file).expect("a list of parts"));
     for path in programs_of(image) {
-        let sum = <sha2::Sha256 as sha2::Digest>::digest(&files[Path::new(path)].1);
-        let sum: String = sum.iter().map(|byte| format!("{byte:02x}")).collect();
+        let sum = sum(&files[Path::new(path)].1);
         let listed = part(&list, &format!("/{path}")).expect("a program");
         assert_eq!(listed["hashes"][0]["content"], sum, "{} is about another {path}", file.display());
     }
