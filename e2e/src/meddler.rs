@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io::{BufRead, BufReader, Write};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::process::{ChildStdin, ChildStdout, Command, Stdio};
 
@@ -20,6 +20,7 @@ use rustix::net::{
 };
 use serde::{Deserialize, Serialize};
 
+use crate::iptables::mesh::{any, loopback};
 use crate::traffic::{Report, helper};
 use test_support::dice::Dice;
 use test_support::netns::Namespace;
@@ -178,8 +179,8 @@ impl Acting {
             setsockopt(&fd, sockopt::BindToDevice, &interface.into()).ok()?;
         }
         let from = match self.dice.below(8) {
-            0 => any(self.orders.own),
-            1 => loopback(self.orders.own),
+            0 => any(self.orders.own.is_ipv6()),
+            1 => loopback(self.orders.own.is_ipv6()),
             _ => self.orders.own,
         };
         bind(&fd, &SocketAddr::new(mapped(from, is_mapped), port)).ok()?;
@@ -320,12 +321,4 @@ const fn mapped(address: IpAddr, is_v6: bool) -> IpAddr {
         IpAddr::V4(v4) if is_v6 => IpAddr::V6(v4.to_ipv6_mapped()),
         IpAddr::V4(_) | IpAddr::V6(_) => address,
     }
-}
-
-const fn any(of: IpAddr) -> IpAddr {
-    if of.is_ipv6() { IpAddr::V6(Ipv6Addr::UNSPECIFIED) } else { IpAddr::V4(Ipv4Addr::UNSPECIFIED) }
-}
-
-const fn loopback(of: IpAddr) -> IpAddr {
-    if of.is_ipv6() { IpAddr::V6(Ipv6Addr::LOCALHOST) } else { IpAddr::V4(Ipv4Addr::LOCALHOST) }
 }

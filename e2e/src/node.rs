@@ -228,7 +228,7 @@ impl<'a> Node<'a> {
 
     /// Makes the node more like others, for as long as the value lives: the folders of network configurations and plugins are in `/etc/cni/net.d` and
     /// `/opt/cni/bin` as well, and the API server is at its address in the service network, which the kubelet passes to containers.
-    pub fn as_usual(&self) -> Result<impl Drop + use<>> {
+    pub fn as_usual(&self) -> Result<Relay> {
         self.host.make_writable(self.folder.path(), &[Path::new("/etc"), Path::new("/opt")])?;
         let script = r#"mkdir -p /etc/cni/net.d /opt/cni/bin && mount --bind "$0" /etc/cni/net.d && mount --bind "$1" /opt/cni/bin"#;
         let mut bind = process::command("sh", ["-ec", script]);
@@ -240,12 +240,12 @@ impl<'a> Node<'a> {
     }
 
     /// Lets the node reach a server on a port of this machine's loopback, at the same address, for as long as the value lives.
-    pub fn reach(&self, port: u16) -> Result<impl Drop + use<>> {
+    pub fn reach(&self, port: u16) -> Result<Relay> {
         self.reach_at(port, port)
     }
 
     /// The same at another port of the node.
-    pub fn reach_at(&self, inside: u16, port: u16) -> Result<impl Drop + use<>> {
+    pub fn reach_at(&self, inside: u16, port: u16) -> Result<Relay> {
         Relay::between(self.namespace(), inside, port)
     }
 

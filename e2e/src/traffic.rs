@@ -19,14 +19,15 @@ use test_support::process;
 
 mod client;
 mod flood;
-mod obedient;
 mod relay;
 mod server;
+mod stream;
 
+pub(crate) use client::over_tcp;
 pub use flood::{Flood, Turnstile};
-pub use obedient::{GREETING, Obedient};
-pub(crate) use relay::Relay;
-pub use server::{TcpServer, UdpServer, listener};
+pub use relay::Relay;
+pub use server::{GREETING, TcpServer, UdpServer, listener};
+pub use stream::Stream;
 
 /// How long an answer may take on a busy machine.
 pub const ANSWER: Duration = Duration::from_secs(60);

@@ -53,7 +53,8 @@ fn socket_of_user(attempt: &Attempt) -> Result<OwnedFd> {
     fd
 }
 
-fn over_tcp(fd: OwnedFd, target: SocketAddr, patience: Duration) -> io::Result<Outcome> {
+/// Connects, and reads the server's answer.
+pub(crate) fn over_tcp(fd: OwnedFd, target: SocketAddr, patience: Duration) -> io::Result<Outcome> {
     let stream = TcpStream::from(fd);
     stream.set_nonblocking(true)?;
     match connect(stream.as_raw_fd(), &SockaddrStorage::from(target)) {

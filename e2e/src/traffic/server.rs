@@ -6,7 +6,7 @@ use std::net::{
 };
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
@@ -21,24 +21,18 @@ use super::Report;
 use test_support::netns::Namespace;
 use test_support::process;
 
+/// What an obedient server says first.
+pub const GREETING: &str = "obedient\n";
+
 /// A TCP server. To every client it sends its [`Report`] as one line of JSON, then everything the client sends.
 #[derive(Debug)]
-pub struct TcpServer {
-    server: Server,
-    connections: Arc<Mutex<Vec<Connection>>>,
-}
-
-#[derive(Debug)]
-struct Connection {
-    stream: TcpStream,
-    thread: JoinHandle<()>,
-}
+pub struct TcpServer(Server);
 
 impl TcpServer {
     /// A server in a namespace. `name` is how its reports call it; port 0 takes a free port.
     /// A server on `::` serves IPv6 only, so that two servers can share a port.
     pub fn start(namespace: &Namespace, name: &str, address: impl Into<SocketAddr>) -> Result<Self> {
-        Self::listen(namespace, name, address.into(), false)
+        Self::reporting(namespace, name, address.into(), false)
     }
 
     /// Like [`TcpServer::start`], on a socket that also accepts connections to addresses that are not of the namespace
@@ -48,66 +42,82 @@ impl TcpServer {
         name: &str,
         address: impl Into<SocketAddr>,
     ) -> Result<Self> {
-        Self::listen(namespace, name, address.into(), true)
+        Self::reporting(namespace, name, address.into(), true)
     }
 
-    fn listen(namespace: &Namespace, name: &str, address: SocketAddr, transparent: bool) -> Result<Self> {
+    /// A server that ends its connections on its clients' command. It greets with [`GREETING`], on a socket as TPROXY needs it, and then does
+    /// what the first byte it gets says: `r` resets the connection, `c` closes it. Anything else comes back with all that follows until the
+    /// client has finished; then it closes after `f`, and else leaves the connection half open.
+    pub fn start_obedient(namespace: &Namespace, address: impl Into<SocketAddr>) -> Result<Self> {
+        let greet = |_: &Seen, _: &TcpStream, _| Ok(GREETING.to_owned());
+        Self::serve(namespace, "an obedient server", (address.into(), true), greet, obey)
+    }
+
+    fn reporting(namespace: &Namespace, name: &str, address: SocketAddr, transparent: bool) -> Result<Self> {
+        let server = name.to_owned();
+        let greet = move |seen: &Seen, stream: &TcpStream, peer| {
+            let report = Report {
+                server: server.clone(),
+                peer: unmapped(peer),
+                local: stream.local_addr()?,
+                original: original_destination(stream),
+            };
+            let line = serde_json::to_string(&report)? + "\n";
+            push(&seen.reports, report);
+            Ok(line)
+        };
+        Self::serve(namespace, name, (address, transparent), greet, |stream| echo(stream).map(|()| true))
+    }
+
+    /// `greet` has the first words to a client, `serve` the rest, and whether the connection stays open after that.
+    fn serve(
+        namespace: &Namespace,
+        name: &str,
+        (address, transparent): (SocketAddr, bool),
+        greet: impl Fn(&Seen, &TcpStream, SocketAddr) -> Result<String> + Send + 'static,
+        serve: fn(&TcpStream) -> io::Result<bool>,
+    ) -> Result<Self> {
         let listener = namespace
             .enter(|| listener(address, transparent))?
             .with_context(|| format!("{name} cannot listen on {address}"))?;
-        let connections = Arc::new(Mutex::new(Vec::new()));
-        let (open, serving) = (Arc::clone(&connections), name.to_owned());
         let address = listener.local_addr()?;
-        let server = Server::start(address, listener.as_fd().try_clone_to_owned()?, move |reports| {
+        let server = Server::start(address, listener.as_fd().try_clone_to_owned()?, move |seen| {
             let (stream, peer) = listener.accept()?;
-            let report = Report {
-                server: serving.clone(),
-                peer: unmapped(peer),
-                local: stream.local_addr()?,
-                original: original_destination(&stream),
-            };
-            let line = serde_json::to_string(&report)?;
-            push(reports, report);
-            let served = stream.try_clone()?;
+            let greeting = greet(seen, &stream, peer)?;
+            let stream = Arc::new(stream);
+            let ends = vec![Arc::downgrade(&stream)];
             let thread = thread::spawn(move || {
-                // The client may be gone already; its view is what a test checks.
-                let _ = serve(&served, &line);
+                // The client may be gone at any time; its view is what a test checks.
+                let served = (&*stream).write_all(greeting.as_bytes()).and_then(|()| serve(&stream));
+                served.is_ok_and(|stays_open| stays_open).then_some(stream)
             });
-            push(&open, Connection { stream, thread });
+            push(&seen.connections, Connection { ends, threads: vec![thread] });
             Ok(())
         })?;
-        Ok(Self { server, connections })
+        Ok(Self(server))
     }
 
     /// Where it listens.
     pub fn address(&self) -> SocketAddr {
-        self.server.address
+        self.0.address
     }
 
     /// What it has accepted so far, in order.
     pub fn accepted(&self) -> Vec<Report> {
-        self.server.reports()
+        self.0.reports()
     }
 
     /// Waits until it has accepted `count` connections.
     pub fn wait_accepted(&self, count: usize, deadline: Duration) -> Result<Vec<Report>> {
-        self.server.wait_reports(count, deadline)
+        process::until(&format!("{count} clients"), deadline, &[], || {
+            let reports = self.accepted();
+            Ok((reports.len() >= count).then_some(reports))
+        })
     }
 
     /// Ends the connections that it has.
     pub fn hang_up(&self) {
-        let mut connections = self.connections.lock().unwrap_or_else(PoisonError::into_inner);
-        for Connection { stream, thread } in connections.drain(..) {
-            let _ = stream.shutdown(Shutdown::Both);
-            let _ = thread.join();
-        }
-    }
-}
-
-impl Drop for TcpServer {
-    fn drop(&mut self) {
-        self.server.stop();
-        self.hang_up();
+        self.0.hang_up();
     }
 }
 
@@ -124,12 +134,12 @@ impl UdpServer {
             .with_context(|| format!("{name} cannot listen on {address}"))?;
         let address = socket.local_addr()?;
         let serving = name.to_owned();
-        let server = Server::start(address, socket.as_fd().try_clone_to_owned()?, move |reports| {
+        let server = Server::start(address, socket.as_fd().try_clone_to_owned()?, move |seen| {
             let mut buffer = [0; 2048];
             let (_, peer) = socket.recv_from(&mut buffer)?;
             let report = Report { server: serving.clone(), peer, local: address, original: None };
             let line = serde_json::to_vec(&report)?;
-            push(reports, report);
+            push(&seen.reports, report);
             socket.send_to(&line, peer)?;
             Ok(())
         })?;
@@ -147,19 +157,25 @@ impl UdpServer {
     }
 }
 
-impl Drop for UdpServer {
-    fn drop(&mut self) {
-        self.0.stop();
-    }
+/// A connection that is served. Only its threads hold its sockets: what they close is closed, and what they return stays open.
+#[derive(Debug)]
+pub(super) struct Connection {
+    pub(super) ends: Vec<Weak<TcpStream>>,
+    pub(super) threads: Vec<JoinHandle<Option<Arc<TcpStream>>>>,
 }
 
-pub(super) type Reports = Arc<Mutex<Vec<Report>>>;
+/// What a server has seen, and the connections that it has.
+#[derive(Debug, Default)]
+pub(super) struct Seen {
+    reports: Mutex<Vec<Report>>,
+    pub(super) connections: Mutex<Vec<Connection>>,
+}
 
-/// A thread that handles what arrives at a socket until the other end of `alive` is closed.
+/// A thread that handles what arrives at a socket until the other end of `alive` is closed. Its connections end with it.
 #[derive(Debug)]
 pub(super) struct Server {
-    address: SocketAddr,
-    reports: Reports,
+    pub(super) address: SocketAddr,
+    seen: Arc<Seen>,
     alive: Option<UnixStream>,
     thread: Option<JoinHandle<()>>,
 }
@@ -168,39 +184,47 @@ impl Server {
     pub(super) fn start(
         address: SocketAddr,
         socket: OwnedFd,
-        handle_one: impl Fn(&Reports) -> Result<()> + Send + 'static,
+        handle_one: impl Fn(&Seen) -> Result<()> + Send + 'static,
     ) -> Result<Self> {
         let (alive, stopped) = UnixStream::pair()?;
-        let reports = Reports::default();
-        let seen = Arc::clone(&reports);
+        let seen = Arc::<Seen>::default();
+        let shared = Arc::clone(&seen);
         let thread = thread::spawn(move || {
             while wait_readable(&socket, &stopped) {
                 // One client's failure, such as a connection that is gone before it is accepted, is not the server's.
-                let _ = handle_one(&seen);
+                let _ = handle_one(&shared);
             }
             // A program that another test starts this moment has a copy of the socket for as long as it takes to be loaded, and closing ours would leave
             // the port taken. A datagram socket that is not connected has nothing to be shut down.
             let _ = shutdown(socket.as_raw_fd(), nix::sys::socket::Shutdown::Both);
         });
-        Ok(Self { address, reports, alive: Some(alive), thread: Some(thread) })
+        Ok(Self { address, seen, alive: Some(alive), thread: Some(thread) })
     }
 
     fn reports(&self) -> Vec<Report> {
-        self.reports.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.seen.reports.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    fn wait_reports(&self, count: usize, deadline: Duration) -> Result<Vec<Report>> {
-        process::until(&format!("{count} clients"), deadline, &[], || {
-            let reports = self.reports();
-            Ok((reports.len() >= count).then_some(reports))
-        })
+    fn hang_up(&self) {
+        let mut connections = self.seen.connections.lock().unwrap_or_else(PoisonError::into_inner);
+        for Connection { ends, threads } in connections.drain(..) {
+            for end in ends.iter().filter_map(Weak::upgrade) {
+                let _ = end.shutdown(Shutdown::Both);
+            }
+            for thread in threads {
+                let _ = thread.join();
+            }
+        }
     }
+}
 
-    pub(super) fn stop(&mut self) {
+impl Drop for Server {
+    fn drop(&mut self) {
         self.alive.take();
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
+        self.hang_up();
     }
 }
 
@@ -212,15 +236,25 @@ fn wait_readable(socket: &OwnedFd, stopped: &UnixStream) -> bool {
     ready.is_ok() && fds[1].revents().is_some_and(|events| events.is_empty())
 }
 
-fn serve(mut stream: &TcpStream, line: &str) -> io::Result<()> {
-    stream.write_all(line.as_bytes())?;
-    stream.write_all(b"\n")?;
-    let mut buffer = [0; 4096];
+fn echo(mut stream: &TcpStream) -> io::Result<()> {
+    let mut buffer = [0; 65_536];
     loop {
         match stream.read(&mut buffer)? {
             0 => return Ok(()),
             length => stream.write_all(&buffer[..length])?,
         }
+    }
+}
+
+/// Whether the connection stays half open.
+fn obey(mut stream: &TcpStream) -> io::Result<bool> {
+    let mut first = [0];
+    stream.peek(&mut first)?;
+    match first[0] {
+        // What is not read makes a reset of the end.
+        b'r' => Ok(false),
+        b'c' => stream.read(&mut first).map(|_| false),
+        _ => echo(stream).map(|()| first[0] != b'f'),
     }
 }
 
@@ -281,11 +315,11 @@ mod tests {
         let first = listener(([127, 0, 0, 1], 0).into(), false)?;
         let address = first.local_addr()?;
         let _of_another_program = first.try_clone()?;
-        let mut server = Server::start(address, first.as_fd().try_clone_to_owned()?, move |_| {
+        let server = Server::start(address, first.as_fd().try_clone_to_owned()?, move |_| {
             first.accept()?;
             Ok(())
         })?;
-        server.stop();
+        drop(server);
         listener(address, false)?;
         Ok(())
     }

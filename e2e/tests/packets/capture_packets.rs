@@ -14,7 +14,7 @@ use e2e::iptables::{
 };
 use e2e::iptables::{apply, mesh::any};
 use e2e::segments::{ACK, FIN, Peer, RST, SYN, Segment, Wire};
-use e2e::traffic::{ANSWER, Client, GREETING, Obedient, PROXY_ID, TcpServer, as_user};
+use e2e::traffic::{ANSWER, Client, GREETING, PROXY_ID, TcpServer, as_user};
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::sys::socket::{
@@ -36,7 +36,7 @@ const APP: u32 = 1000;
 struct Pod {
     topology: Topology,
     app: Vec<TcpServer>,
-    proxy: Vec<Obedient>,
+    proxy: Vec<TcpServer>,
     _others: Vec<TcpServer>,
 }
 
@@ -49,7 +49,7 @@ impl Pod {
             others.push(TcpServer::start(&topology.pod, "app", (any(v6), 8081))?);
             others.push(TcpServer::start(&topology.pod, "outbound", (any(v6), 15001))?);
             others.push(TcpServer::start(&topology.client, "remote", (any(v6), 81))?);
-            proxy.push(Obedient::start(&topology.pod, (any(v6), 15006))?);
+            proxy.push(TcpServer::start_obedient(&topology.pod, (any(v6), 15006))?);
         }
         Ok(Self { topology, app, proxy, _others: others })
     }

@@ -14,6 +14,7 @@ use e2e::guides::Block;
 use e2e::guides::worlds::{STORY, blocks_for, typed};
 use e2e::kube::{ApiServer, Controllers};
 use e2e::node::{Node, sidecar_pod};
+use e2e::traffic::Relay;
 use serde_json::json;
 use test_support::process::{Output, until};
 
@@ -32,7 +33,7 @@ struct Story<'a> {
     controllers: &'a Controllers,
     station: &'a Workstation,
     /// Where the API server reaches the node's kubelet.
-    kubelet: u16,
+    kubelet: Relay,
 }
 
 /// What a document shows for a cluster or a node, in its order.
@@ -104,7 +105,7 @@ impl Story<'_> {
     }
 
     fn as_sam(&self, script: &str) -> Result<Output> {
-        through_kubelet(self.api, self.node, self.kubelet, || self.station.run_as_sam(script))
+        through_kubelet(self.api, self.node, &self.kubelet, || self.station.run_as_sam(script))
     }
 
     /// A pod that starts now is redirected.

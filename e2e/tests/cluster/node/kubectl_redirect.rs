@@ -24,7 +24,7 @@ pub fn reached<'a>(
 ) -> Result<impl Fn(&[&str]) -> Result<Output> + use<'a>> {
     let kubelet = reach_kubelet(node)?;
     Ok(move |words: &[&str]| {
-        through_kubelet(api, node, kubelet, || {
+        through_kubelet(api, node, &kubelet, || {
             process::run(&mut command(&api.admin_kubeconfig(), words)?, LIMIT)
         })
     })

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use super::mesh_support::checks::{SERVER_FIRST, Shop, wait_for_endpoints};
 use super::mesh_support::cluster::{Cluster, on_cluster};
-use super::mesh_support::load::{Stream, Verdicts, heard, while_calling};
+use super::mesh_support::load::{Verdicts, heard, talk, while_calling};
 use super::mesh_support::pods::{App, create_service, service_address, wait_held_back, wait_ready};
 use super::mesh_support::release::Release;
 use super::mesh_support::restart::Restart;
@@ -20,7 +20,7 @@ use super::mesh_support::{Redirection, helm_agent, import_images};
 use crate::agent_support::{POD, wait_rolled_out};
 use anyhow::{Context, Result, ensure};
 use e2e::segments::Wire;
-use e2e::traffic::TcpServer;
+use e2e::traffic::{ANSWER, Stream, TcpServer};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, SockaddrStorage, bind, connect, socket};
 use serde_json::{Value, json};
 use test_support::netns::{Families, Namespace, POD_V4};
@@ -108,7 +108,7 @@ fn deleted_rules_heal_under_mtls_and_no_stream_is_read_on_the_wire() -> Result<(
             let _server = TcpServer::start(inside, "echo", (pod.address(false)?, SERVER_FIRST))?;
             let target = (service_address(cluster.api, to)?.parse::<std::net::IpAddr>()?, SERVER_FIRST);
             let from = shop.pod("client")?.1;
-            let mut stream = Stream::open(from, target.into(), SECRET)?;
+            let mut stream = Stream::open(from, target.into(), ANSWER)?;
             let (mut said, mut broken) = (0, 0);
             let call = || shop.call("client", to);
             let outside = || shop.call_from_outside(to, false);
@@ -117,11 +117,11 @@ fn deleted_rules_heal_under_mtls_and_no_stream_is_read_on_the_wire() -> Result<(
                     for pod in [inside, from] {
                         delete_and_wait_healed(pod)?;
                         // The kernel may stop to translate a connection as soon as the rules are deleted; its next segment then resets it.
-                        if let Ok(lines) = stream.talk(Duration::from_millis(200)) {
+                        if let Ok(lines) = talk(&mut stream, SECRET, Duration::from_millis(200)) {
                             said += lines;
                         } else {
                             broken += 1;
-                            stream = Stream::open(from, target.into(), SECRET)?;
+                            stream = Stream::open(from, target.into(), ANSWER)?;
                         }
                     }
                 }

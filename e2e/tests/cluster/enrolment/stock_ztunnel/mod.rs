@@ -18,7 +18,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use e2e::traffic::{Client, TcpServer};
+use e2e::traffic::{Client, Stream, TcpServer};
 use e2e::ztunnel::stock::{Access, Source, Stock, accesses, workload};
 use serde_json::{Value, json};
 use test_support::netns::{Families, Namespace};
@@ -29,7 +29,7 @@ use super::World;
 use e2e::agent::Agent;
 use e2e::pods::metric;
 use istios_agent::IstiosAgent;
-use traffic_between_pods::{Stream, Traffic};
+use traffic_between_pods::{PATIENCE, Traffic};
 
 /// The port of applications.
 const PORT: u16 = 8080;
@@ -435,14 +435,14 @@ fn ztunnel_is_replaced(is_native: bool) {
 
         for round in 0..3 {
             let before = Traffic::begin(&web.namespace, &targets);
-            let mut stream = Stream::open(&web.namespace, targets[round % 2]).expect("a stream");
+            let mut stream = Stream::open(&web.namespace, targets[round % 2], PATIENCE).expect("a stream");
             let new = mesh.ztunnel();
             mesh.wait("the new ztunnel to serve", || is_served(&new));
-            stream.echo().expect("it goes on while two are connected");
+            stream.echo("still there?").expect("it goes on while two are connected");
             let begin = Instant::now();
             let old = std::mem::replace(&mut ztunnel, new);
             old.process().signal(nix::sys::signal::Signal::SIGTERM).expect("a signal");
-            stream.echo().expect("it goes on while the old one drains");
+            stream.echo("still there?").expect("it goes on while the old one drains");
             old.process().wait(test_support::process::SHORT).expect("it ends");
             eprintln!("the old ztunnel ended after {:?}; {} connections", begin.elapsed(), before.count());
             // What the old one accepts in the millisecond of its end it does not answer: with Istio's agent in the place of ours, too, 3 of 12 exchanges
@@ -494,10 +494,10 @@ fn agents_are_exchanged(is_native: bool) {
     let since = mesh.accesses().len();
     let (between, probing) =
         (Traffic::begin(&web.namespace, &targets), Traffic::begin(&mesh.world.host, &targets));
-    let mut streams = targets.map(|target| Stream::open(&web.namespace, target).expect("a stream"));
+    let mut streams = targets.map(|target| Stream::open(&web.namespace, target, PATIENCE).expect("a stream"));
     let mut go_on = |when: &str| {
         for stream in &mut streams {
-            stream.echo().unwrap_or_else(|error| panic!("{when}: {error}"));
+            stream.echo("still there?").unwrap_or_else(|error| panic!("{when}: {error}"));
         }
     };
     let exchanged = Instant::now();

@@ -11,9 +11,10 @@ use test_support::netns::Namespace;
 use test_support::process::SHORT;
 
 use super::super::label;
-use super::traffic_between_pods::Stream;
+use super::traffic_between_pods::PATIENCE;
 use super::{GRACE, Mesh, PORT, Planned, Running};
 use e2e::pods::metric;
+use e2e::traffic::Stream;
 use e2e::ztunnel::stock::{Access, Stock};
 
 /// How long a ztunnel may drain: longer than any test.
@@ -29,7 +30,7 @@ pub struct Streams(Vec<Stream>);
 
 impl Streams {
     pub fn open(from: &Namespace, to: [IpAddr; 2], port: u16) -> Result<Self> {
-        let open = |number: usize| Stream::connect(SocketAddr::new(to[number % 2], port));
+        let open = |number: usize| Stream::connect(SocketAddr::new(to[number % 2], port), PATIENCE);
         Ok(Self(from.enter(|| (0..count()).map(open).collect::<io::Result<_>>())??))
     }
 
@@ -39,7 +40,7 @@ impl Streams {
 
     /// How many do not go on.
     pub fn broken(&mut self) -> usize {
-        self.0.iter_mut().filter_map(|stream| stream.echo().err()).count()
+        self.0.iter_mut().filter_map(|stream| stream.echo("still there?").err()).count()
     }
 }
 
