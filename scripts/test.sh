@@ -55,7 +55,7 @@ wait "$installing" || {
     exit 1
 }
 cat "$work/installed"
-# Where tests note each time they try again, with the cause (e2e/src/retries.rs).
+# Where tests note each time they try again (e2e/src/retries.rs).
 retries=$target/retries.txt
 rm -f "$retries"
 cargo test --quiet --locked --workspace --no-run --message-format=json --lib --bins "${tests[@]}" >"$work/built"

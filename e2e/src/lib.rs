@@ -20,7 +20,7 @@
 //! | [`ztunnel`] | a client of ZDS as strict as ztunnel, and a stock ztunnel |
 //! | [`segments`] | TCP segments made by hand, and what comes back |
 //! | [`killing`] | programs killed at random moments |
-//! | [`retries`] | why a test tries again, and a note of each time it did |
+//! | [`retries`] | another try where the machine stood still, and a note of each |
 //! | [`program`] | the programs under test, built where they are not |
 //! | [`strace`] | a program's system calls, noted or made to fail |
 //! | [`terminal`] | a terminal: what programs draw on it, its keys and its size |

@@ -27,17 +27,14 @@ use redirect_core::{Family, rule::Protocol};
 use test_support::netns::{Families, Namespace, Topology, client_address, pod_address, remote_address};
 use test_support::process::{self, Patience};
 
-use super::mesh::{any, loopback, other_address};
+use super::mesh::{APP, any, fix_neighbours, loopback, other_address};
 use super::packets::{Arrived, STRANGER, SourcePorts, open};
 
 /// For packets that no test expects to arrive, counted from when all others have.
 pub const QUIET: Duration = Duration::from_millis(100);
 /// The client opens connections with data, listeners accept them with that, neither asks for a cookie.
 const FAST_OPEN: u32 = 0x1 | 0x2 | 0x4 | 0x200 | 0x400;
-/// Ports of the application, and ports of the services far away. The pod listens on the latter as well: a packet that rules keep in the pod
-/// arrives there.
-pub const APP: [u16; 3] = [8080, 8081, 15008];
-/// See [`APP`].
+/// Ports of the services far away. The pod listens on these as well: a packet that rules keep in the pod arrives there.
 pub const FAR: [u16; 5] = [80, 81, 443, 4443, 53];
 /// Ports for datagrams.
 const DATAGRAMS: [u16; 3] = [53, 81, 5353];
@@ -236,23 +233,6 @@ fn is_local_route(line: &str, address: &str) -> bool {
     let fields: Vec<&str> = line.split_whitespace().collect();
     let flags = fields.get(8).and_then(|flags| u32::from_str_radix(flags, 16).ok());
     fields.first() == Some(&address) && flags.is_some_and(|flags| flags & LOCAL != 0)
-}
-
-/// Gives both ends of the link addresses that the other end knows: rules of other programs may drop what asks for them.
-pub fn fix_neighbours(topology: &Topology) -> Result<()> {
-    let fix = |at: &Namespace, own: u8, other: u8, address: fn(bool) -> IpAddr| {
-        at.ip_batch(&format!(
-            "link set eth0 address 02:00:00:00:00:0{own}\n\
-             addr add fe80::{own}/64 dev eth0 nodad\n\
-             neigh replace fe80::{other} lladdr 02:00:00:00:00:0{other} dev eth0 nud permanent\n\
-             neigh replace {} lladdr 02:00:00:00:00:0{other} dev eth0 nud permanent\n\
-             neigh replace {} lladdr 02:00:00:00:00:0{other} dev eth0 nud permanent\n",
-            address(false),
-            address(true)
-        ))
-    };
-    fix(&topology.pod, 2, 1, client_address)?;
-    fix(&topology.client, 1, 2, pod_address)
 }
 
 /// Also where a route of other programs is missing by which the kernel would know the address for its own.

@@ -4,7 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use crate::traffic::{Client, Outcome, PROXY_ID, Report, TcpServer, UdpServer, as_user};
 use anyhow::Result;
-use test_support::netns::{Families, Namespace, Topology, pod_address, remote_address};
+use test_support::netns::{Families, Namespace, Topology, client_address, pod_address, remote_address};
 
 /// The application's ports. Only the rules treat them differently.
 pub const APP: [u16; 3] = [8080, 8081, 15008];
@@ -82,6 +82,23 @@ impl Mesh {
 /// The answers have to belong to the proxy's user: their conntrack zone depends on it.
 fn proxy_dns(pod: &Namespace, v6: bool) -> Result<UdpServer> {
     as_user(PROXY_ID, PROXY_ID, || UdpServer::start(pod, "dns", (loopback(v6), 15053)))
+}
+
+/// Gives both ends of the link addresses that the other end knows: rules of other programs may drop what asks for them.
+pub fn fix_neighbours(topology: &Topology) -> Result<()> {
+    let fix = |at: &Namespace, own: u8, other: u8, address: fn(bool) -> IpAddr| {
+        at.ip_batch(&format!(
+            "link set eth0 address 02:00:00:00:00:0{own}\n\
+             addr add fe80::{own}/64 dev eth0 nodad\n\
+             neigh replace fe80::{other} lladdr 02:00:00:00:00:0{other} dev eth0 nud permanent\n\
+             neigh replace {} lladdr 02:00:00:00:00:0{other} dev eth0 nud permanent\n\
+             neigh replace {} lladdr 02:00:00:00:00:0{other} dev eth0 nud permanent\n",
+            address(false),
+            address(true)
+        ))
+    };
+    fix(&topology.pod, 2, 1, client_address)?;
+    fix(&topology.client, 1, 2, pod_address)
 }
 
 /// The unspecified address of a family.

@@ -1,21 +1,18 @@
 //! Random plans and packets, and where a packet arrives that is really sent.
 
 use std::collections::BTreeMap;
-use std::io::{ErrorKind, Read as _};
-use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::io::{self, ErrorKind};
+use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::ops::Range;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::Duration;
 
-use crate::retries::{self, Cause};
-use crate::traffic::{PROXY_ID, Report, TcpServer, UdpServer, as_user};
+use crate::traffic::{PROXY_ID, Report, TcpServer, UdpServer, as_user, over_tcp};
 use anyhow::{Context, Result, ensure};
 use nix::errno::Errno;
-use nix::poll::PollFlags;
 use nix::sys::socket::{
-    AddressFamily, MsgFlags, SockFlag, SockType, SockaddrStorage, bind, connect, getsockopt, send,
-    setsockopt, socket, sockopt,
+    AddressFamily, SockFlag, SockType, SockaddrStorage, bind, setsockopt, socket, sockopt,
 };
 use packet_trace::{Fate, Packet, Sender};
 use redirect_core::{
@@ -26,14 +23,12 @@ use redirect_core::{
 };
 use test_support::dice::Dice;
 use test_support::netns::{Namespace, client_address, pod_address, remote_address};
-use test_support::process::{self, Patience};
+use test_support::process;
 
-use super::mesh::{Mesh, any, loopback, other_address, passthrough};
+use super::mesh::{Mesh, any, fix_neighbours, loopback, other_address, passthrough};
 
 /// For packets that no server is expected to answer.
 pub const IMPATIENT: Duration = Duration::from_millis(150);
-/// How often a datagram is looked for before it is sent again.
-const SEND_AGAIN: usize = 100;
 /// A port of a stranger in the pod, who is not the proxy.
 pub const STRANGER: u16 = 3128;
 /// A port of the application for datagrams.
@@ -197,6 +192,8 @@ impl World {
     /// Not redirected.
     pub fn new() -> Result<Self> {
         let mesh = Mesh::new()?;
+        // No datagram is lost to an answer about a neighbour that does not come in time.
+        fix_neighbours(&mesh.topology)?;
         let mut more = (Vec::new(), Vec::new());
         for v6 in [false, true] {
             more.0.push(TcpServer::start(mesh.pod(), "stranger", (any(v6), STRANGER))?);
@@ -220,32 +217,32 @@ impl World {
         };
         let sent = |packet: &Packet| as_user(owner.0, owner.1, || open(packet, &self.ports, bind_in_time));
         let (fd, sent) = namespace.enter(|| sent(packet))??;
-        let is_tcp = packet.protocol == Protocol::Tcp;
-        let seen = match connected(&fd, packet.destination, is_tcp, patience) {
-            Ok(()) if is_tcp => answered(fd, patience)?,
-            Ok(()) => self.arrived(&fd, &sent, patience),
-            Err(Errno::ECONNREFUSED | Errno::ECONNRESET) => Arrived::Refused,
-            Err(Errno::ETIMEDOUT | Errno::EPERM) => Arrived::Nothing,
-            Err(error) => return Err(error).with_context(|| packet.to_string()),
+        let seen = if packet.protocol == Protocol::Tcp {
+            over_tcp(fd, packet.destination, patience)
+                .and_then(|outcome| outcome.report().map(Arrived::of).map_err(io::Error::other))
+        } else {
+            let socket = UdpSocket::from(fd);
+            let said = socket.connect(packet.destination).and_then(|()| socket.send(b"hello\n"));
+            said.map(|_| self.arrived(&sent, patience))
         };
-        Ok((sent, seen))
+        let seen = seen.or_else(|error| {
+            if matches!(error.kind(), ErrorKind::ConnectionRefused | ErrorKind::ConnectionReset) {
+                Ok(Arrived::Refused)
+            } else if matches!(error.kind(), ErrorKind::TimedOut | ErrorKind::PermissionDenied) {
+                // A rule that drops what is sent forbids sending it.
+                Ok(Arrived::Nothing)
+            } else {
+                Err(error)
+            }
+        });
+        Ok((sent, seen.with_context(|| packet.to_string())?))
     }
 
     /// Where a datagram has come to. Its answer may get lost: conntrack zones keep apart what does not belong together, also
     /// where only the query is excluded.
-    ///
-    /// The network may lose one, such as when no answer about a neighbour comes in time. So it is sent again now and then: from the
-    /// same port, so it goes the way of the first.
-    fn arrived(&self, fd: &OwnedFd, packet: &Packet, patience: Duration) -> Arrived {
+    fn arrived(&self, packet: &Packet, patience: Duration) -> Arrived {
         let from = packet.source.zip(packet.source_port).map(|(ip, port)| SocketAddr::new(ip, port));
-        let mut looks = 0;
         let found = process::until("the datagram", patience, &[], || {
-            looks += 1;
-            if looks % SEND_AGAIN == 0 {
-                retries::note(Cause::LostDatagram, &packet.to_string())?;
-                // What an earlier one has met is reported now; it does not matter.
-                let _ = send(fd.as_raw_fd(), b"hello\n", MsgFlags::empty());
-            }
             let more = self.more.1.iter().flat_map(UdpServer::received);
             let mut all = self.mesh.datagrams().into_iter().chain(more);
             Ok(all.find(|report| Some(report.peer) == from))
@@ -324,43 +321,4 @@ fn bind_in_time(fd: &OwnedFd, source: SocketAddr) -> Result<()> {
             bound => Ok(Some(bound?)),
         }
     })
-}
-
-fn connected(fd: &OwnedFd, to: SocketAddr, is_tcp: bool, patience: Duration) -> nix::Result<()> {
-    match connect(fd.as_raw_fd(), &SockaddrStorage::from(to)) {
-        Ok(()) => {}
-        Err(Errno::EINPROGRESS) => {
-            if Patience::new(patience).wait_for(fd, PollFlags::POLLOUT).is_err() {
-                return Err(Errno::ETIMEDOUT);
-            }
-            match getsockopt(fd, sockopt::SocketError)? {
-                0 => {}
-                error => return Err(Errno::from_raw(error)),
-            }
-        }
-        Err(error) => return Err(error),
-    }
-    if !is_tcp {
-        send(fd.as_raw_fd(), b"hello\n", MsgFlags::empty())?;
-    }
-    Ok(())
-}
-
-fn answered(fd: OwnedFd, patience: Duration) -> Result<Arrived> {
-    if Patience::new(patience).wait_for(&fd, PollFlags::POLLIN).is_err() {
-        return Ok(Arrived::Nothing);
-    }
-    let mut buffer = vec![0; 2048];
-    let mut stream = TcpStream::from(fd);
-    stream.set_nonblocking(false)?;
-    let mut line = Vec::new();
-    while !line.contains(&b'\n') {
-        match stream.read(&mut buffer) {
-            Ok(0) => break,
-            Ok(length) => line.extend_from_slice(&buffer[..length]),
-            Err(error) if error.kind() == ErrorKind::ConnectionReset => return Ok(Arrived::Refused),
-            Err(error) => return Err(error.into()),
-        }
-    }
-    serde_json::from_slice(&line).map(Arrived::of).with_context(|| format!("{line:?} is not a report"))
 }

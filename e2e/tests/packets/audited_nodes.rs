@@ -3,7 +3,7 @@
 
 use crate::running::run_of;
 use anyhow::{Context, Result, ensure};
-use e2e::iptables::arrivals::fix_neighbours;
+use e2e::iptables::mesh::fix_neighbours;
 use e2e::traffic::{Client, Outcome, TcpServer};
 use netfilter_state::differences::Difference;
 use netns_apply::{ApplyOptions, Mismatch, verify};
