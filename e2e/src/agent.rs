@@ -6,17 +6,15 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
-use crate::http::{self, CLOSE, HttpRequest, WATCH, failure};
+use crate::http::{self, HttpRequest, StandIn, failure};
 use crate::plugin::Invocation;
 use crate::program;
 use serde_json::{Value, json};
-use test_support::port;
 use test_support::port::free_port;
-use test_support::process::{Killed, Patience};
+use test_support::process::{Killed, Patience, prefixed};
 
 /// The variables that name an agent's directories, and what tests call these below a folder of theirs.
 pub const DIRECTORIES: [(&str, &str); 5] = [
@@ -93,10 +91,8 @@ impl Node {
         // Where every program may read, also when it is confined.
         let clock = self.path("account/clock");
         fs::write(&clock, "+0").expect("writes");
-        let library = format!("/usr/lib/{}-linux-gnu/faketime/libfaketimeMT.so.1", std::env::consts::ARCH);
-        assert!(Path::new(&library).exists(), "libfaketime is missing: run scripts/setup-apt.sh");
         for (name, value) in [
-            ("LD_PRELOAD", library.as_str()),
+            ("LD_PRELOAD", &*faketime()),
             ("FAKETIME_TIMESTAMP_FILE", &clock.display().to_string()),
             ("FAKETIME_NO_CACHE", "1"),
             ("FAKETIME_DONT_FAKE_MONOTONIC", "1"),
@@ -192,22 +188,23 @@ impl Node {
 
     /// Likewise, with further arguments.
     pub fn start_with(&self, args: &[&str]) -> Agent<'_> {
-        let log = fs::File::options().create(true).append(true).open(self.path("log")).expect("a log");
-        let control = format!("--ctrlz_port={}", self.control);
-        let args: Vec<&str> = args.iter().copied().chain([control.as_str()]).collect();
-        let child = self.command(&args).stdout(Stdio::null()).stderr(log).spawn().expect("starts");
-        Agent { node: self, child: Killed(child) }
+        self.spawn(self.command(&[args, &[&self.control_flag()]].concat()))
     }
 
     /// Starts it by another program, which is given its command line.
     pub fn start_as(&self, prefix: &[&str]) -> Agent<'_> {
+        let mut command = prefixed(prefix, &self.command(&[&self.control_flag()]));
+        command.env_clear().envs(&self.env).env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin").stdin(Stdio::null());
+        self.spawn(command)
+    }
+
+    fn control_flag(&self) -> String {
+        format!("--ctrlz_port={}", self.control)
+    }
+
+    fn spawn(&self, mut command: Command) -> Agent<'_> {
         let log = fs::File::options().create(true).append(true).open(self.path("log")).expect("a log");
-        let mut command = test_support::process::prefixed(
-            prefix,
-            &self.command(&[&format!("--ctrlz_port={}", self.control)]),
-        );
-        command.env_clear().envs(&self.env).env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin");
-        let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).spawn().expect("starts");
+        let child = command.stdout(Stdio::null()).stderr(log).spawn().expect("starts");
         Agent { node: self, child: Killed(child) }
     }
 
@@ -368,6 +365,13 @@ pub fn exchange(
     Some((head.split(' ').nth(1)?.parse().ok()?, body.to_owned()))
 }
 
+/// The library that sets a program's clock of the day.
+pub fn faketime() -> String {
+    let library = format!("/usr/lib/{}-linux-gnu/faketime/libfaketimeMT.so.1", std::env::consts::ARCH);
+    assert!(Path::new(&library).exists(), "libfaketime is missing: run scripts/setup-apt.sh");
+    library
+}
+
 /// Sets a file's permissions, such as `0o755`.
 pub fn set_mode(path: &Path, mode: u32) {
     use std::os::unix::fs::PermissionsExt;
@@ -375,47 +379,40 @@ pub fn set_mode(path: &Path, mode: u32) {
 }
 
 /// An API server that answers every request about DaemonSets in one way, and remembers what was posted.
-pub struct FakeApi {
-    /// Its port of loopback.
-    pub port: u16,
-    /// The bodies of all POST requests, in their order.
-    pub posted: Arc<Mutex<Vec<String>>>,
+pub struct FakeApi(StandIn<Answers>);
+
+struct Answers {
+    status: u16,
+    daemon_set: String,
+    posted: Vec<String>,
 }
 
 impl FakeApi {
     /// `daemon_set` is the status and the object.
     pub fn start(status: u16, daemon_set: &str) -> Self {
-        let posted = Arc::new(Mutex::new(Vec::new()));
-        let (kept, object) = (posted.clone(), daemon_set.to_owned());
-        let serve = move |stream| answer(stream, |head, body| respond(head, body, status, &object, &kept));
-        Self { port: port::serve(serve).expect("a port"), posted }
+        let answers = Answers { status, daemon_set: daemon_set.to_owned(), posted: Vec::new() };
+        Self(StandIn::of(answers, respond))
     }
 
     /// Makes this the API server of a node's agent. Takes effect at its next start.
     pub fn serve(&self, node: &mut Node) {
-        node.set("KUBERNETES_SERVICE_PORT", &self.port.to_string());
+        node.set("KUBERNETES_SERVICE_PORT", &self.0.port.to_string());
+    }
+
+    /// The bodies of all POST requests, in their order.
+    pub fn posted(&self) -> Vec<String> {
+        self.0.state().posted.clone()
     }
 }
 
-/// Reads one request from a connection and answers it by its head and body. A watch is one on which nothing happens, whatever the answer.
-pub fn answer(mut stream: TcpStream, respond: impl FnOnce(&str, &[u8]) -> (u16, String)) {
-    let Ok(Some(request)) = HttpRequest::read(&mut stream) else { return };
-    let (status, object) = respond(&request.head, &request.body);
-    if request.head.contains("watch=true") {
-        let _ = stream.write_all(WATCH.as_bytes());
-        let _ = stream.read(&mut [0]);
-        return;
-    }
-    let _ = stream.write_all(http::answer(status, CLOSE, &object).as_bytes());
-}
-
-fn respond(head: &str, body: &[u8], status: u16, object: &str, posted: &Mutex<Vec<String>>) -> (u16, String) {
-    let body = String::from_utf8_lossy(body).into_owned();
-    if head.starts_with("POST") {
-        posted.lock().expect("posted").push(body.clone());
+fn respond(request: &HttpRequest, answers: &mut Answers) -> (u16, String) {
+    let (head, status) = (&request.head, answers.status);
+    let body = String::from_utf8_lossy(&request.body).into_owned();
+    if request.method() == "POST" {
+        answers.posted.push(body.clone());
     }
     match () {
-        () if head.contains("/daemonsets") => (status, object.to_owned()),
+        () if head.contains("/daemonsets") => (status, answers.daemon_set.clone()),
         () if head.contains("/events") => (201, body),
         // An agent without rights or credentials may not read its pod either. The plugin, which reads whole objects, keeps its rights until the end.
         () if matches!(status, 401 | 403) && head.contains("PartialObjectMetadata") => {

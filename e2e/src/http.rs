@@ -1,8 +1,11 @@
 //! HTTP/1.1 as far as stand-ins for servers need it.
 
-use std::io::{ErrorKind, Read, Result};
+use std::io::{ErrorKind, Read, Result, Write as _};
+use std::net::TcpStream;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use serde_json::json;
+use test_support::port;
 
 /// A request.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -50,6 +53,42 @@ impl HttpRequest {
     fn target(&self) -> (&str, &str) {
         let target = self.head.split(' ').nth(1).unwrap_or_default();
         target.split_once('?').unwrap_or((target, ""))
+    }
+}
+
+/// A stand-in for a server, without TLS, and what it has and was asked. It answers for as long as the test process lives.
+#[derive(Debug)]
+pub struct StandIn<S> {
+    /// Its port of loopback.
+    pub port: u16,
+    state: Arc<Mutex<S>>,
+}
+
+impl<S: Send + 'static> StandIn<S> {
+    /// One that begins with this state, and answers with the status and the object that `respond` has. A watch is one on which nothing happens,
+    /// whatever the answer.
+    ///
+    /// # Panics
+    /// No port is free.
+    pub fn of(state: S, respond: fn(&HttpRequest, &mut S) -> (u16, String)) -> Self {
+        let state = Arc::new(Mutex::new(state));
+        let shared = Arc::clone(&state);
+        let serve = move |mut stream: TcpStream| {
+            let Some(request) = HttpRequest::read(&mut stream)? else { return Ok(()) };
+            let (status, object) =
+                respond(&request, &mut shared.lock().unwrap_or_else(PoisonError::into_inner));
+            if request.head.contains("watch=true") {
+                stream.write_all(WATCH.as_bytes())?;
+                return stream.read(&mut [0]).map(drop);
+            }
+            stream.write_all(answer(status, CLOSE, &object).as_bytes())
+        };
+        Self { port: port::serve(serve).expect("a port"), state }
+    }
+
+    /// What it has and was asked. No request is answered while the caller holds it.
+    pub fn state(&self) -> MutexGuard<'_, S> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

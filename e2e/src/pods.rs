@@ -2,40 +2,33 @@
 
 use std::collections::BTreeMap;
 use std::collections::hash_map::DefaultHasher;
-use std::fs::{self};
+use std::fs;
 use std::hash::{Hash as _, Hasher as _};
 use std::net::IpAddr;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use netns_apply::ApplyOptions;
 use netns_apply::facts::addresses;
 use pod_netns::{Outside, suitable};
 use redirect_core::RulePlan;
-use redirect_core::options::BackendChoice;
-use redirect_core::options::NativeForm;
+use redirect_core::options::{BackendChoice, NativeForm};
 use redirect_core::pod::{Decision, PodFacts};
 use redirect_core::settings::NamespaceFacts;
 use serde_json::{Value, json};
 use test_support::netns::{Families, Namespace, NetnsDirectory, Snapshot};
-use test_support::port;
 use test_support::process::{Killed, until};
 
-use crate::agent::{Node, answer, daemon_set, get};
-use crate::http::{self, failure};
+use crate::agent::{Node, daemon_set, get};
+use crate::http::{self, HttpRequest, StandIn, failure};
 
 /// How long anything may take on a busy machine.
 pub const LIMIT: Duration = Duration::from_secs(180);
 
 /// An API server with pods, in pages as small as asked for, that keeps the events it is sent.
-pub struct PodApi {
-    /// Its port of loopback.
-    pub port: u16,
-    state: Arc<Mutex<State>>,
-}
+pub type PodApi = StandIn<State>;
 
 /// What the server has, and what it was asked.
 #[derive(Default)]
@@ -63,21 +56,11 @@ pub struct State {
 impl PodApi {
     /// Serves these pods to the agent of this node.
     pub fn start(node: &mut Node, pods: Vec<Value>) -> Self {
-        let state = Arc::new(Mutex::new(State { pods, ..State::default() }));
-        let shared = state.clone();
-        let serve = move |stream| {
-            answer(stream, |head, body| respond(head.split(' ').nth(1).unwrap_or_default(), body, &shared));
-        };
-        let port = port::serve(serve).expect("a port");
-        node.set("KUBERNETES_SERVICE_PORT", &port.to_string());
+        let api = Self::of(State { pods, ..State::default() }, respond);
+        node.set("KUBERNETES_SERVICE_PORT", &api.port.to_string());
         // So that all events are about pods of the node.
         node.set("PLUGIN_SERVICE_ACCOUNT", "");
-        Self { port, state }
-    }
-
-    /// What it has and was asked. No request is answered while the caller holds it.
-    pub fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        api
     }
 
     /// The messages of events about a pod.
@@ -87,21 +70,20 @@ impl PodApi {
     }
 }
 
-fn respond(target: &str, body: &[u8], state: &Mutex<State>) -> (u16, String) {
-    let mut state = state.lock().unwrap_or_else(PoisonError::into_inner);
-    let (path, query) = target.split_once('?').unwrap_or((target, ""));
+fn respond(request: &HttpRequest, state: &mut State) -> (u16, String) {
+    let path = request.path();
     if path.contains("/daemonsets") {
         return (200, daemon_set(false));
     }
     if path.ends_with("/events") {
-        state.events.extend(serde_json::from_slice::<Value>(body));
-        return (201, String::from_utf8_lossy(body).into_owned());
+        state.events.extend(serde_json::from_slice::<Value>(&request.body));
+        return (201, String::from_utf8_lossy(&request.body).into_owned());
     }
     if let (true, Some(status)) = (path.contains("/pods"), state.refuse) {
         return (status, failure(status));
     }
     if path == "/api/v1/pods" {
-        return (200, list(query, &mut state).to_string());
+        return (200, list(request.query(), state).to_string());
     }
     if let Some((_, class)) = path.rsplit_once("/runtimeclasses/") {
         state.asked_classes.push(class.to_owned());

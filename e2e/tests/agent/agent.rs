@@ -107,9 +107,7 @@ fn a_file_that_comes_to_be_first_is_followed() {
     let list = node.conf("05-bridge.conflist").expect("a list");
     assert!(list.contains("\"cniVersion\": \"0.4.0\"") && list.contains("\"name\": \"b\""), "{list}");
     agent.wait_metric("istio_cni_conflist_obstacles_total{kind=\"preempted\"}", 1.0);
-    agent.wait("an event", || {
-        api.posted.lock().expect("posted").iter().any(|event| event.contains("NetworkConfigPreempted"))
-    });
+    agent.wait("an event", || api.posted().iter().any(|event| event.contains("NetworkConfigPreempted")));
 }
 
 #[test]
@@ -212,9 +210,7 @@ fn another_writer_who_fights_is_named_and_left_alone_for_a_while() {
     });
     agent.wait_ready();
     agent.wait_metric("istio_cni_fights_total", 1.0);
-    agent.wait("an event", || {
-        api.posted.lock().expect("posted").iter().any(|event| event.contains("NetworkConfigContested"))
-    });
+    agent.wait("an event", || api.posted().iter().any(|event| event.contains("NetworkConfigContested")));
 }
 
 /// For how many seconds the agent says it leaves the file alone.

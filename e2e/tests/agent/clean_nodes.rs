@@ -1,17 +1,14 @@
 //! `install-cni clean-nodes`: what agents left on nodes, removed after them, as the chart's hook runs it.
 
 use std::process::Output;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::MutexGuard;
 
-use e2e::agent::{Node, answer, daemon_set};
-use e2e::http::failure;
+use e2e::agent::{Node, daemon_set};
+use e2e::http::{HttpRequest, StandIn, failure};
 use serde_json::{Value, json};
-use test_support::port;
 
 /// An API server with nodes, agents and perhaps their DaemonSet.
-struct Api {
-    state: Arc<Mutex<State>>,
-}
+struct Api(StandIn<State>);
 
 #[derive(Default)]
 struct State {
@@ -27,42 +24,39 @@ struct State {
 
 impl Api {
     fn start(node: &mut Node, state: State) -> Self {
-        let state = Arc::new(Mutex::new(state));
-        let shared = state.clone();
-        let serve = move |stream| answer(stream, |head, body| respond(head, body, &shared));
-        node.set("KUBERNETES_SERVICE_PORT", &port::serve(serve).expect("a port").to_string());
-        Self { state }
+        let api = Self(StandIn::of(state, respond));
+        node.set("KUBERNETES_SERVICE_PORT", &api.0.port.to_string());
+        api
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.state()
     }
 }
 
-fn respond(head: &str, body: &[u8], state: &Mutex<State>) -> (u16, String) {
-    let mut state = state.lock().unwrap_or_else(PoisonError::into_inner);
-    let path = head.split([' ', '?']).nth(1).unwrap_or_default().to_owned();
+fn respond(request: &HttpRequest, state: &mut State) -> (u16, String) {
+    let (path, query) = (request.path(), request.query());
     let list = |kind: &str, items: Vec<Value>| {
         let list =
             json!({"kind": kind, "apiVersion": "v1", "metadata": {"resourceVersion": "7"}, "items": items});
         (200, list.to_string())
     };
-    if head.starts_with("PATCH") {
+    if request.method() == "PATCH" {
         let is_refused = path.contains("/refused");
-        state.patches.push((path, serde_json::from_slice(body).expect("JSON")));
+        state.patches.push((path.to_owned(), serde_json::from_slice(&request.body).expect("JSON")));
         return if is_refused { (403, failure(403)) } else { (200, "{}".to_owned()) };
     }
-    match path.as_str() {
+    match path {
         "/api/v1/nodes" => list("NodeList", state.nodes.clone()),
         "/api/v1/namespaces/istio-system/pods" => {
-            assert!(head.contains("k8s-app%3Distio-cni-node"), "{head}");
+            assert!(query.contains("k8s-app%3Distio-cni-node"), "{query}");
             let agents =
                 if state.agents.len() > 1 { state.agents.remove(0) } else { state.agents[0].clone() };
             let pod = |node| json!({"metadata": {"name": "agent"}, "spec": {"nodeName": node}, "status": {}});
             list("PodList", agents.into_iter().map(pod).collect())
         }
         "/api/v1/pods" => {
-            assert!(head.contains("labelSelector=example.com%2Fbroken%3Dyes"), "{head}");
+            assert!(query.contains("labelSelector=example.com%2Fbroken%3Dyes"), "{query}");
             let pod = |name: &&str| json!({"metadata": {"namespace": "shop", "name": name, "uid": format!("uid-{name}")}});
             list("PodList", state.labelled.iter().map(pod).collect())
         }

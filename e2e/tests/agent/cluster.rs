@@ -1,24 +1,21 @@
 //! The real program and an API server that changes its mind: the plugin's own token, refusals at the end, an agent without a client.
 
 use std::fs;
-use std::net::TcpListener;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread;
+use std::sync::MutexGuard;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
-use e2e::agent::{self, CALICO, Node, answer, daemon_set};
-use e2e::http::failure;
+use e2e::agent::{self, CALICO, Node, daemon_set};
+use e2e::http::{HttpRequest, StandIn, failure};
 use serde_json::{Value, json};
 
 const SUBJECT: &str = "system:serviceaccount:istio-system:istio-cni-plugin";
 
 /// An API server with the agent's DaemonSet, a service account for the plugin, and nonexistent pods.
-pub(crate) struct Api {
-    state: Arc<Mutex<State>>,
-}
+pub(crate) struct Api(StandIn<State>);
 
 /// What it answers, and what it was asked.
+#[derive(Default)]
 pub(crate) struct State {
     /// The status of questions for the DaemonSet at the agent's end, one after the other; then 200.
     refusals: Vec<u16>,
@@ -53,39 +50,22 @@ pub(crate) struct State {
 
 impl Api {
     pub(crate) fn start(node: &mut Node) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-        let port = listener.local_addr().expect("an address").port();
-        let state = Arc::new(Mutex::new(State {
-            refusals: Vec::new(),
-            asked: 0,
+        let state = State {
             tokens: 201,
             binds: true,
             lifetime: 86400,
             pods: 404,
-            tried: 0,
             lent: 404,
-            dead: 0,
-            paths: Vec::new(),
-            requests: Vec::new(),
-            granted: Vec::new(),
-            events: Vec::new(),
-            looks: 0,
-            daemon_sets: None,
             own_pod: vec![(403, failure(403))],
-        }));
-        let shared = state.clone();
-        thread::spawn(move || {
-            for stream in listener.incoming().flatten() {
-                let state = shared.clone();
-                thread::spawn(move || answer(stream, |head, body| respond(head, body, &state)));
-            }
-        });
-        node.set("KUBERNETES_SERVICE_PORT", &port.to_string());
-        Self { state }
+            ..State::default()
+        };
+        let api = Self(StandIn::of(state, respond));
+        node.set("KUBERNETES_SERVICE_PORT", &api.0.port.to_string());
+        api
     }
 
     pub(crate) fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.state()
     }
 
     fn last_granted(&self) -> String {
@@ -93,9 +73,8 @@ impl Api {
     }
 }
 
-fn respond(head: &str, body: &[u8], state: &Mutex<State>) -> (u16, String) {
-    let mut state = state.lock().unwrap_or_else(PoisonError::into_inner);
-    let path = head.split(' ').nth(1).unwrap_or_default();
+fn respond(request: &HttpRequest, state: &mut State) -> (u16, String) {
+    let (head, path) = (&request.head, request.path());
     let bearer = |line: &str| line.to_lowercase().starts_with("authorization: bearer ");
     let token = head.lines().find(|line| bearer(line)).map(|line| &line[22..]);
     let granted = token.and_then(|token| state.granted.iter().position(|granted| granted == token));
@@ -114,7 +93,7 @@ fn respond(head: &str, body: &[u8], state: &Mutex<State>) -> (u16, String) {
         return if status == 200 { (200, daemon_set(false)) } else { (status, failure(status)) };
     }
     if path.contains("/serviceaccounts/") {
-        let request: Value = serde_json::from_slice(body).expect("JSON");
+        let request: Value = serde_json::from_slice(&request.body).expect("JSON");
         let is_bound = request["spec"]["boundObjectRef"].is_object();
         state.requests.push(request);
         return match state.tokens {
@@ -142,8 +121,9 @@ fn respond(head: &str, body: &[u8], state: &Mutex<State>) -> (u16, String) {
         return (status, failure(status));
     }
     if path.contains("/events") {
-        state.events.push(String::from_utf8_lossy(body).into_owned());
-        return (201, String::from_utf8_lossy(body).into_owned());
+        let event = String::from_utf8_lossy(&request.body).into_owned();
+        state.events.push(event.clone());
+        return (201, event);
     }
     (404, failure(404))
 }

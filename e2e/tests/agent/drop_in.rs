@@ -69,7 +69,7 @@ fn wait_in_list(agent: &Agent<'_>) {
 }
 
 fn told(api: &FakeApi) -> bool {
-    api.posted.lock().expect("posted").iter().any(|event| event.contains("NetworkConfigInlined"))
+    api.posted().iter().any(|event| event.contains("NetworkConfigInlined"))
 }
 
 #[test]

@@ -127,8 +127,8 @@ fn settings_that_are_wrong_are_refused_as_a_whole() {
     }
     assert_eq!(entry(&node)["exclude_namespaces"][0], "first", "{}", node.log());
     assert_ne!(entry(&node)["nft_sets"], true);
-    agent.wait("the event", || !api.posted.lock().expect("posted").is_empty());
-    let events = api.posted.lock().expect("posted").clone();
+    agent.wait("the event", || !api.posted().is_empty());
+    let events = api.posted();
     assert_eq!(events.len(), 1, "a minute apart at least: {events:?}");
     assert!(events[0].contains("SettingsRefused") && events[0].contains("NATIVE_NFTABLES"), "{}", events[0]);
     assert!(events[0].contains("istio-cni-node-x"), "{}", events[0]);

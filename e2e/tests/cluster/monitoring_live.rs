@@ -2,14 +2,14 @@
 
 use std::fmt::Write;
 use std::fs;
-use std::net::TcpListener;
 use std::os::unix::net::UnixStream;
 use std::process::{Command, Stdio};
 use std::thread;
 use std::time::Duration;
 
 use crate::monitoring_support::{controller, panel_queries, project, variable_queries};
-use e2e::agent::{CALICO, DEADLINE, Node, answer, exchange, get};
+use e2e::agent::{CALICO, DEADLINE, Node, exchange, get};
+use e2e::http::StandIn;
 use serde_json::{Value, json};
 use test_support::port::free_port;
 use test_support::process::{Killed, Patience};
@@ -83,13 +83,7 @@ fn every_query_of_the_dashboard_finds_series() {
     for (decision, reason) in [("redirect", ""), ("skip", "no_proxy"), ("fail", "")] {
         report(&node, decision, reason, 9.5);
     }
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-    let port = listener.local_addr().expect("an address").port();
-    thread::spawn(move || {
-        for stream in listener.incoming().flatten() {
-            thread::spawn(|| answer(stream, |_, _| (200, controller())));
-        }
-    });
+    let port = StandIn::of((), |_, ()| (200, controller())).port;
     let prometheus =
         Prometheus::start(&[("istio-cni", node.monitoring), ("istio-cni-taint-controller", port)]);
     // Some panels show only values other than 0; this test is about whether they show something.

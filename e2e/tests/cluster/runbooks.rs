@@ -7,15 +7,15 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, ensure};
 use controller_runtime::metrics::exposition::Format;
-use e2e::agent::{CALICO, Node, answer, exchange};
+use e2e::agent::{CALICO, Node, exchange};
 use e2e::broken;
+use e2e::http::StandIn;
 use e2e::kube::{ApiServer, Sending};
 use e2e::redirectctl::{Patient, patient, redirectctl};
 use install_cni::metrics::Metrics;
 use install_cni::serve::notes;
 use serde_json::{Value, json};
 use test_support::netns::NetnsDirectory;
-use test_support::port;
 use test_support::process::{self, Output, until};
 
 use crate::agent_support::{MANIFEST, NAMESPACE};
@@ -308,9 +308,8 @@ impl World {
 
     /// The same with an agent that is ready, and has more to report.
     fn with_ready(&self, more: &str, objects: &[Value], pods: &[&Patient], run: &Typing<'_>) -> Result<()> {
-        let more = more.to_owned();
-        let health = port::serve(move |stream| answer(stream, |_, _| (200, format!("ready\n{more}"))))?;
-        self.scanned(health, "/nonexistent", objects, pods, run)
+        let health = StandIn::of(format!("ready\n{more}"), |_, more| (200, more.clone()));
+        self.scanned(health.port, "/nonexistent", objects, pods, run)
     }
 
     /// The same with one pod, which is `default/web-0`.

@@ -24,10 +24,10 @@ struct Node {
 
 impl Node {
     fn new(pod: &Value, namespace_labels: &Value) -> Result<Self> {
-        let (api, run_dir) = (PodApi::start()?, RunDir::new()?);
+        let (api, run_dir) = (PodApi::start(), RunDir::new()?);
         api.add("shop", "web", pod);
         api.add_namespace("shop", namespace_labels);
-        run_dir.write_kubeconfig(&plain_kubeconfig(api.port()))?;
+        run_dir.write_kubeconfig(&plain_kubeconfig(api.port))?;
         let mut conf = run_dir.conf();
         conf["ambient_enabled"] = json!(true);
         conf["add_timeout"] = json!(LATE);

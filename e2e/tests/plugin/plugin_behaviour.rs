@@ -563,9 +563,9 @@ fn an_agent_that_hangs_holds_up_no_pod() -> Result<()> {
 
 #[test]
 fn no_level_lets_a_token_out() -> Result<()> {
-    let (api, run_dir) = (PodApi::start()?, RunDir::new()?);
+    let (api, run_dir) = (PodApi::start(), RunDir::new()?);
     let namespace = Namespace::pod(Families::V4)?;
-    let mut kubeconfig = plain_kubeconfig(api.port());
+    let mut kubeconfig = plain_kubeconfig(api.port);
     kubeconfig["users"][0]["user"] = json!({"token": "s3cr3t-t0k3n"});
     run_dir.write_kubeconfig(&kubeconfig)?;
     api.add("default", "web", &sidecar("web", &[]));

@@ -19,8 +19,8 @@ const PODS: usize = 200;
 
 #[test]
 fn two_hundred_adds_at_once_succeed_and_leave_nothing() -> Result<()> {
-    let (api, run_dir) = (PodApi::start()?, RunDir::new()?);
-    run_dir.write_kubeconfig(&plain_kubeconfig(api.port()))?;
+    let (api, run_dir) = (PodApi::start(), RunDir::new()?);
+    run_dir.write_kubeconfig(&plain_kubeconfig(api.port))?;
     api.add("default", "web", &sidecar("web", &[]));
     let namespaces = namespaces()?;
     let mut conf = run_dir.conf();

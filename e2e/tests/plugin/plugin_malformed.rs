@@ -133,9 +133,9 @@ impl Bench {
         let bench = Self {
             namespace: Namespace::pod(Families::Dual)?,
             run_dir: RunDir::new()?,
-            api: PodApi::start()?,
+            api: PodApi::start(),
         };
-        bench.run_dir.write_kubeconfig(&plain_kubeconfig(bench.api.port()))?;
+        bench.run_dir.write_kubeconfig(&plain_kubeconfig(bench.api.port))?;
         bench.api.add("default", "web", &sidecar("web", &[]));
         Ok(bench)
     }

@@ -40,9 +40,9 @@ impl Node {
 
     /// With an API server that has the pod of this UID.
     fn with_api(uid: &str) -> Result<(Self, PodApi)> {
-        let (node, api) = (Self::new()?, PodApi::start()?);
+        let (node, api) = (Self::new()?, PodApi::start());
         api.add("default", "web", &web(uid));
-        node.run_dir.write_kubeconfig(&plain_kubeconfig(api.port()))?;
+        node.run_dir.write_kubeconfig(&plain_kubeconfig(api.port))?;
         Ok((node, api))
     }
 

@@ -49,7 +49,7 @@ fn every_recording_is_reproduced() -> Result<()> {
     let cases: Vec<Value> = serde_json::from_str(include_str!("../../fixtures/plugin.json"))?;
     assert!(cases.len() >= RECORDINGS, "{} recordings", cases.len());
     let cases = sample::of(cases);
-    let (divergences, api) = (divergences()?, PodApi::start()?);
+    let (divergences, api) = (divergences()?, PodApi::start());
     let (next, problems) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
     thread::scope(|scope| {
         for _ in 0..THREADS {
@@ -77,7 +77,7 @@ fn every_recording_is_reproduced() -> Result<()> {
 fn play(case: &Value, expect: Expect, api: &PodApi) -> Result<()> {
     let namespace = Namespace::pod(Families::from_digits(case["families"].as_str().unwrap_or("46"))?)?;
     let run_dir = RunDir::new()?;
-    run_dir.write_kubeconfig(&plain_kubeconfig(api.port()))?;
+    run_dir.write_kubeconfig(&plain_kubeconfig(api.port))?;
     let answer = invocation(case, &namespace, &run_dir, api)?.run()?;
     let state = namespace.state_with_nft()?;
     match expect {
