@@ -9,6 +9,6 @@ mod kind;
 mod table;
 
 pub use calls::{injections, noted, spread};
-pub use judge::{Ending, Evidence, Facts, FaultResult, judge};
+pub use judge::{Ending, Evidence, Facts, FaultResult, is_named, judge};
 pub use kind::{Injection, KINDS, Kind};
 pub use table::Table;

@@ -28,43 +28,24 @@ pub fn noted() -> String {
 
 const FORKS: &str = "clone clone3 vfork";
 
-/// The errors of a kind: which calls fail with what, and how a message may call that.
-fn errors(kind: Kind) -> &'static [(&'static str, &'static str, &'static [&'static str])] {
-    match kind {
-        Kind::Forbidden => &[(NETLINK, "EPERM", FORBIDDEN), (PATHS, "EACCES", FORBIDDEN)],
-        Kind::NoMemory => &[(MEMORY, "ENOMEM", &["cannot allocate memory", "out of memory", "memory"])],
-        Kind::InputOutput => &[(CONTENT, "EIO", &["input/output error", "i/o error"])],
-        Kind::TooManyFiles => &[(DESCRIPTORS, "EMFILE", &["too many open files"])],
-        Kind::NoSpace => &[(GROWTH, "ENOSPC", &["no space left"])],
-        Kind::Interrupted => &[(WAITS, "EINTR", &["interrupted"])],
-        Kind::TryAgain => &[
-            ("recvfrom recvmsg sendto sendmsg getrandom read", "EAGAIN", AGAIN),
-            ("flock", "EWOULDBLOCK", AGAIN),
-        ],
-        Kind::NoBuffers => &[("sendto sendmsg recvfrom recvmsg", "ENOBUFS", &["no buffer space"])],
-        Kind::Busy => &[("rename unlink unlinkat openat setns bind sendto", "EBUSY", &["busy"])],
-        Kind::Unsupported => &[
-            ("socket", "EPROTONOSUPPORT", &["protocol not supported", "not support"]),
-            ("sendto sendmsg", "EOPNOTSUPP", &["not supported"]),
-            (UNSUPPORTED, "ENOSYS", &["not implemented", "not support"]),
-        ],
-        Kind::NoProcess => &[(FORKS, "EAGAIN", AGAIN)],
-        Kind::DumpInterrupted
-        | Kind::Killed
-        | Kind::Terminated
-        | Kind::OtherSignal
-        | Kind::Standstill
-        | Kind::Clock
-        | Kind::MemoryLimit
-        | Kind::FileLimit
-        | Kind::SizeLimit
-        | Kind::ClosedOutput
-        | Kind::FullDisk
-        | Kind::ReadOnly
-        | Kind::Replaced
-        | Kind::Api => &[],
-    }
-}
+/// Errors by their kinds: which calls fail with what, and how a message may call that.
+const ERRORS: [(Kind, &str, &str, &[&str]); 15] = [
+    (Kind::Forbidden, NETLINK, "EPERM", FORBIDDEN),
+    (Kind::Forbidden, PATHS, "EACCES", FORBIDDEN),
+    (Kind::NoMemory, MEMORY, "ENOMEM", &["cannot allocate memory", "out of memory", "memory"]),
+    (Kind::InputOutput, CONTENT, "EIO", &["input/output error", "i/o error"]),
+    (Kind::TooManyFiles, DESCRIPTORS, "EMFILE", &["too many open files"]),
+    (Kind::NoSpace, GROWTH, "ENOSPC", &["no space left"]),
+    (Kind::Interrupted, WAITS, "EINTR", &["interrupted"]),
+    (Kind::TryAgain, "recvfrom recvmsg sendto sendmsg getrandom read", "EAGAIN", AGAIN),
+    (Kind::TryAgain, "flock", "EWOULDBLOCK", AGAIN),
+    (Kind::NoBuffers, "sendto sendmsg recvfrom recvmsg", "ENOBUFS", &["no buffer space"]),
+    (Kind::Busy, "rename unlink unlinkat openat setns bind sendto", "EBUSY", &["busy"]),
+    (Kind::Unsupported, "socket", "EPROTONOSUPPORT", &["protocol not supported", "not support"]),
+    (Kind::Unsupported, "sendto sendmsg", "EOPNOTSUPP", &["not supported"]),
+    (Kind::Unsupported, UNSUPPORTED, "ENOSYS", &["not implemented", "not support"]),
+    (Kind::NoProcess, FORKS, "EAGAIN", AGAIN),
+];
 
 const FORBIDDEN: &[&str] = &["not permitted", "permission denied", "privilege", "cap_"];
 const AGAIN: &[&str] = &["temporarily unavailable", "try again", "would block", "wouldblock", "in time"];
@@ -85,8 +66,11 @@ pub fn injections(calls: &[Call], kind: Kind, most: usize) -> Vec<Injection> {
         return spread(&alone.filter_map(|call| interrupted_dump(call)).collect::<Vec<_>>(), most);
     }
     let failing = |call: &&Call| {
-        let found = errors(kind).iter().find(|(names, ..)| names.split(' ').any(|name| name == call.name))?;
-        Some(fails(call, kind, found.1, found.2))
+        let fits = |(of, names, ..): &&(Kind, &str, _, _)| {
+            *of == kind && names.split(' ').any(|name| name == call.name)
+        };
+        let (.., error, causes) = ERRORS.iter().find(fits)?;
+        Some(fails(call, kind, error, causes))
     };
     spread(&steps.iter().filter_map(failing).collect::<Vec<_>>(), most)
 }

@@ -189,8 +189,11 @@ fn half_done(evidence: &Evidence<'_>) -> Result<FaultResult, String> {
         return Ok(FaultResult::Refused);
     }
     let differs: Vec<&String> = after.together.symmetric_difference(&before.together).collect();
-    let silent: Vec<String> =
-        differs.iter().filter(|line| !is_named(line, said)).map(|line| (*line).clone()).collect();
+    let is_silent = |line: &&&String| {
+        let (section, rest) = line.split_once(": ").unwrap_or(("", line));
+        !is_named(section, rest, said)
+    };
+    let silent: Vec<String> = differs.iter().filter(is_silent).map(|line| (*line).clone()).collect();
     if silent.is_empty() && evidence.kind.strikes_once() {
         let left = differs.into_iter().cloned().collect::<Vec<_>>();
         return Err(format!("nothing kept it from undoing {}; it said {}", shown(&left), tail(said)));
@@ -201,18 +204,18 @@ fn half_done(evidence: &Evidence<'_>) -> Result<FaultResult, String> {
     Err(format!("half-done and not named: {}; it said {}", shown(&silent), tail(said)))
 }
 
-/// Whether a message names what a line is about: a rule by its table, everything else by what it is.
-fn is_named(line: &str, said: &str) -> bool {
-    let (section, rest) = line.split_once(": ").unwrap_or(("", line));
+/// Whether a message names what a line of a [section](test_support::netns::SnapshotDiff::section) is about: a rule by its table
+/// (`nat -A OUTPUT ...`, `table inet istio-proxy-nat / ...`), everything else by what it is.
+pub fn is_named(section: &str, line: &str, message: &str) -> bool {
     match section {
-        "ip -4 rule" | "ip -6 rule" => said.contains("policy rule"),
-        "ip -4 route" | "ip -6 route" => said.contains("route") || said.contains("::6"),
-        "lo" => said.contains("::6"),
+        "ip -4 rule" | "ip -6 rule" => message.contains("policy rule"),
+        "ip -4 route" | "ip -6 route" => message.contains("route") || message.contains("::6"),
+        "lo" => message.contains("::6"),
         _ => {
-            let rest = rest
+            let words = line
                 .strip_prefix("table ")
-                .map_or(rest, |rest| rest.split_once(' ').map_or(rest, |(_, name)| name));
-            rest.split(' ').next().is_some_and(|table| said.contains(table))
+                .map_or(line, |rest| rest.split_once(' ').map_or(rest, |(_, name)| name));
+            words.split(' ').next().is_some_and(|table| message.contains(table))
         }
     }
 }

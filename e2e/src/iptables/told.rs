@@ -1,5 +1,6 @@
 //! What a run that failed must have said, and left.
 
+use crate::faults::is_named;
 use anyhow::Result;
 use test_support::netns::{Namespace, Snapshot, SnapshotDiff};
 use test_support::process::Output;
@@ -33,20 +34,8 @@ pub fn changes(namespace: &Namespace, before: &Snapshot) -> Result<Vec<String>> 
     Ok(namespace.snapshot()?.changes_since(before).iter().map(ToString::to_string).collect())
 }
 
-/// The changes that an error message does not name. Named is a rule by its table, everything else by what it is.
+/// The changes that an error message does not name.
 pub fn not_named(changes: &[SnapshotDiff], message: &str) -> Vec<String> {
-    let is_named = |change: &SnapshotDiff| match change.section {
-        "ip -4 rule" | "ip -6 rule" => message.contains("policy rule"),
-        "ip -4 route" | "ip -6 route" => message.contains("route") || message.contains("::6"),
-        "lo" => message.contains("::6"),
-        // `nat -A OUTPUT ...`, and `table inet istio-proxy-nat / ...`.
-        _ => {
-            let words = change
-                .line
-                .strip_prefix("table ")
-                .map_or(&change.line[..], |line| line.split_once(' ').map_or(line, |(_, name)| name));
-            words.split(' ').next().is_some_and(|table| message.contains(table))
-        }
-    };
-    changes.iter().filter(|change| !is_named(change)).map(ToString::to_string).collect()
+    let is_silent = |change: &&SnapshotDiff| !is_named(change.section, &change.line, message);
+    changes.iter().filter(is_silent).map(ToString::to_string).collect()
 }

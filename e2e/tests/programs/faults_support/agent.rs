@@ -12,7 +12,6 @@ use e2e::faults::Ending;
 use e2e::http;
 use e2e::plugin::sidecar;
 use e2e::pods::{Proc, UID, held_back, hosts};
-use e2e::program::{self, PATH};
 use serde_json::{Value, json};
 use test_support::netns::{Families, Namespace, NetnsDirectory, POD_V4};
 use test_support::port::free_port;
@@ -31,75 +30,110 @@ const DROP_IN: &str = "net.d/k8s-pod-network/zz-istio-cni.conf";
 const KNOWN_READER: &str = "run/drop-in-reader";
 
 /// What the agent is for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Work {
-    InstallOnce,
-    /// Its entry into a file beside the network's list.
-    InstallBeside,
-    /// From there into the list.
-    InstallBack,
-    Uninstall,
-    UninstallBeside,
-    /// The agent, until it is ready.
-    Install,
-    /// Likewise, until a runtime has read the entry beside the list, which is as its owner wrote it.
-    Beside,
-    RepairInPlace,
-    RepairDelete,
-    RepairLabel,
-    Heal,
+#[derive(Clone, Copy)]
+struct Work {
+    name: &'static str,
+    /// Its command. Without one the agent goes on until it has reached its goal.
+    command: &'static str,
+    goal: Goal,
+    /// Its settings beside those of every agent.
+    settings: &'static [(&'static str, &'static str)],
+    /// What is done on the node before.
+    before: Option<&'static Self>,
+    files: &'static [&'static str],
+    writes_to: &'static [&'static str],
 }
 
+/// What an agent is to reach.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Goal {
+    Ready,
+    /// A runtime has read the entry beside the list, which is as its owner wrote it.
+    Beside,
+    PodRepaired,
+    PodDeleted,
+    PodLabelled,
+    PodHealed,
+}
+
+const NO_REPAIR: (&str, &str) = ("REPAIR_ENABLED", "false");
+
+const AGENT: Work = Work {
+    name: "agent: install",
+    command: "",
+    goal: Goal::Ready,
+    settings: &[NO_REPAIR],
+    before: None,
+    files: &[
+        "image/istio-cni",
+        "account/token",
+        "account/ca.crt",
+        "net.d/10-calico.conflist",
+        "bin",
+        "run",
+        "net.d",
+    ],
+    writes_to: &["", "net.d", "bin", "run"],
+};
+const ONCE: Work = Work { name: "install --once", command: "install --once", ..AGENT };
+/// Its entry into a file beside the network's list.
+const BESIDE: Work =
+    Work { name: "install --once, beside", settings: &[NO_REPAIR, ("CNI_INSTALL", "drop-in")], ..ONCE };
+const UNINSTALL: Work = Work {
+    name: "uninstall",
+    command: "uninstall",
+    before: Some(&ONCE),
+    files: &["bin/istio-cni", "run/istio-cni-kubeconfig", "bin", "run"],
+    ..AGENT
+};
+const REPAIR: Work = Work {
+    name: "agent: repair",
+    goal: Goal::PodRepaired,
+    settings: &[("REPAIR_REPAIR_PODS", "true")],
+    files: &["account/token"],
+    writes_to: &["bin"],
+    ..AGENT
+};
+
 pub fn operations() -> Vec<Box<dyn Operation>> {
-    use Work::{
-        Beside, Heal, Install, InstallBack, InstallBeside, InstallOnce, RepairDelete, RepairInPlace,
-        RepairLabel, Uninstall, UninstallBeside,
-    };
-    let once = [InstallOnce, InstallBeside, InstallBack, Uninstall, UninstallBeside];
-    let agents = [Install, Beside, RepairInPlace, RepairDelete, RepairLabel, Heal];
-    once.into_iter().chain(agents).map(|work| Box::new(work) as Box<dyn Operation>).collect()
+    let all = [
+        ONCE,
+        BESIDE,
+        // From there into the list.
+        Work { name: "install --once, back", before: Some(&BESIDE), files: &["net.d"], ..ONCE },
+        UNINSTALL,
+        Work { name: "uninstall, beside", before: Some(&BESIDE), ..UNINSTALL },
+        AGENT,
+        Work {
+            name: "agent: beside",
+            goal: Goal::Beside,
+            settings: &[NO_REPAIR, ("CNI_INSTALL", "auto")],
+            ..AGENT
+        },
+        REPAIR,
+        Work {
+            name: "agent: delete",
+            goal: Goal::PodDeleted,
+            settings: &[("REPAIR_DELETE_PODS", "true")],
+            ..REPAIR
+        },
+        Work {
+            name: "agent: label",
+            goal: Goal::PodLabelled,
+            settings: &[("REPAIR_LABEL_PODS", "true")],
+            ..REPAIR
+        },
+        Work {
+            name: "agent: heal",
+            goal: Goal::PodHealed,
+            settings: &[NO_REPAIR, ("DRIFT_WATCH_INTERVAL", "1s"), ("DRIFT_HEAL", "true")],
+            ..REPAIR
+        },
+    ];
+    all.map(|work| Box::new(work) as Box<dyn Operation>).into()
 }
 
 impl Work {
-    const fn has_pod(self) -> bool {
-        matches!(self, Self::RepairInPlace | Self::RepairDelete | Self::RepairLabel | Self::Heal)
-    }
-
-    /// What is done on the node before.
-    const fn before(self) -> Option<Self> {
-        match self {
-            Self::Uninstall => Some(Self::InstallOnce),
-            Self::InstallBack | Self::UninstallBeside => Some(Self::InstallBeside),
-            Self::InstallOnce
-            | Self::InstallBeside
-            | Self::Install
-            | Self::Beside
-            | Self::RepairInPlace
-            | Self::RepairDelete
-            | Self::RepairLabel
-            | Self::Heal => None,
-        }
-    }
-
-    /// Its settings beside those of every agent.
-    const fn settings(self) -> &'static [(&'static str, &'static str)] {
-        match self {
-            Self::InstallOnce
-            | Self::InstallBack
-            | Self::Uninstall
-            | Self::UninstallBeside
-            | Self::Install => &[("REPAIR_ENABLED", "false")],
-            Self::InstallBeside => &[("REPAIR_ENABLED", "false"), ("CNI_INSTALL", "drop-in")],
-            Self::Beside => &[("REPAIR_ENABLED", "false"), ("CNI_INSTALL", "auto")],
-            Self::RepairInPlace => &[("REPAIR_REPAIR_PODS", "true")],
-            Self::RepairDelete => &[("REPAIR_DELETE_PODS", "true")],
-            Self::RepairLabel => &[("REPAIR_LABEL_PODS", "true")],
-            Self::Heal => {
-                &[("REPAIR_ENABLED", "false"), ("DRIFT_WATCH_INTERVAL", "1s"), ("DRIFT_HEAL", "true")]
-            }
-        }
-    }
-
     /// A pod, and where it is on the node. One that is to be healed was whole when the agent saw it first.
     fn add_pod(self, place: &mut Place) -> Result<()> {
         let namespace = Namespace::pod(Families::V4)?;
@@ -109,7 +143,7 @@ impl Work {
         pod["metadata"]["labels"] = json!({"app": "web"});
         pod["spec"]["nodeName"] = json!("node-1");
         pod["status"] = json!({"phase": "Running", "podIP": POD_V4, "podIPs": [{"ip": POD_V4}]});
-        if self == Self::Heal {
+        if self.goal == Goal::PodHealed {
             add(place, &namespace)?;
         } else {
             pod = held_back(pod);
@@ -188,23 +222,11 @@ fn is_ready(place: &Place) -> bool {
 
 impl Operation for Work {
     fn name(&self) -> &'static str {
-        match self {
-            Self::InstallOnce => "install --once",
-            Self::InstallBeside => "install --once, beside",
-            Self::InstallBack => "install --once, back",
-            Self::Uninstall => "uninstall",
-            Self::UninstallBeside => "uninstall, beside",
-            Self::Install => "agent: install",
-            Self::Beside => "agent: beside",
-            Self::RepairInPlace => "agent: repair",
-            Self::RepairDelete => "agent: delete",
-            Self::RepairLabel => "agent: label",
-            Self::Heal => "agent: heal",
-        }
+        self.name
     }
 
     fn goes_on(&self) -> bool {
-        self.before().is_none() && !matches!(self, Self::InstallOnce | Self::InstallBeside)
+        self.command.is_empty()
     }
 
     fn asks_api(&self) -> bool {
@@ -212,35 +234,11 @@ impl Operation for Work {
     }
 
     fn files(&self) -> &'static [&'static str] {
-        match self {
-            Self::InstallOnce | Self::InstallBeside | Self::Install | Self::Beside => &[
-                "image/istio-cni",
-                "account/token",
-                "account/ca.crt",
-                "net.d/10-calico.conflist",
-                "bin",
-                "run",
-                "net.d",
-            ],
-            Self::InstallBack => &["net.d"],
-            Self::Uninstall | Self::UninstallBeside => {
-                &["bin/istio-cni", "run/istio-cni-kubeconfig", "bin", "run"]
-            }
-            Self::RepairInPlace | Self::RepairDelete | Self::RepairLabel | Self::Heal => &["account/token"],
-        }
+        self.files
     }
 
     fn writes_to(&self) -> &'static [&'static str] {
-        match self {
-            Self::InstallOnce
-            | Self::InstallBeside
-            | Self::InstallBack
-            | Self::Install
-            | Self::Beside
-            | Self::Uninstall
-            | Self::UninstallBeside => &["", "net.d", "bin", "run"],
-            Self::RepairInPlace | Self::RepairDelete | Self::RepairLabel | Self::Heal => &["bin"],
-        }
+        self.writes_to
     }
 
     fn stage(&self) -> Result<Place> {
@@ -256,13 +254,13 @@ impl Operation for Work {
         place.foreign = Some(CONFLIST);
         place.ports = [free_port()?, free_port()?, free_port()?];
         place.api = Some(Api::start()?);
-        if self.has_pod() {
+        if !matches!(self.goal, Goal::Ready | Goal::Beside) {
             self.add_pod(&mut place)?;
         }
-        if matches!(self, Self::Uninstall | Self::UninstallBeside) {
+        if self.command == UNINSTALL.command {
             place.removed = &["bin/istio-cni", "run/istio-cni-kubeconfig", DROP_IN];
         }
-        if let Some(before) = self.before() {
+        if let Some(before) = self.before {
             let ended = before.invoked(&place)?.run(&Wrapping::default(), None)?;
             ensure!(ended.ending == Ending::Code(0), "{ended:?}");
         }
@@ -270,8 +268,9 @@ impl Operation for Work {
     }
 
     fn invoked(&self, place: &Place) -> Result<Invoked> {
-        let mut env = vec![("PATH".to_owned(), PATH.to_owned())];
-        let mut set = |name: &str, value: &str| env.push((name.to_owned(), value.to_owned()));
+        let control = format!("--ctrlz_port={}", place.ports[2]);
+        let mut invoked = Invoked::of("install-cni", if self.goes_on() { &control } else { self.command })?;
+        let mut set = |name: &str, value: &str| invoked.env.push((name.to_owned(), value.to_owned()));
         for (name, part) in DIRECTORIES {
             set(name, &place.text(part));
         }
@@ -292,26 +291,10 @@ impl Operation for Work {
         ] {
             set(name, value);
         }
-        for (name, value) in self.settings() {
+        for (name, value) in self.settings {
             set(name, value);
         }
-        let control = format!("--ctrlz_port={}", place.ports[2]);
-        let args = match self {
-            Self::InstallOnce | Self::InstallBeside | Self::InstallBack => {
-                vec!["install".to_owned(), "--once".to_owned()]
-            }
-            Self::Uninstall | Self::UninstallBeside => vec!["uninstall".to_owned()],
-            Self::Install
-            | Self::Beside
-            | Self::RepairInPlace
-            | Self::RepairDelete
-            | Self::RepairLabel
-            | Self::Heal => {
-                vec![control]
-            }
-        };
-        let program = program::under_test("install-cni")?;
-        Ok(Invoked { env, prefix: Vec::new(), program, args, input: String::new(), namespace: None })
+        Ok(invoked)
     }
 
     fn is_reached(&self, place: &Place) -> bool {
@@ -325,14 +308,9 @@ impl Operation for Work {
                 &format!("istio_cni_repair_pods_repaired_total{{type=\"{kind}\",result=\"success\"}}"),
             ) >= 1.0
         };
-        match self {
-            Self::InstallOnce
-            | Self::InstallBeside
-            | Self::InstallBack
-            | Self::Uninstall
-            | Self::UninstallBeside => false,
-            Self::Install => true,
-            Self::Beside => {
+        match self.goal {
+            Goal::Ready => true,
+            Goal::Beside => {
                 let is_owners = fs::read_to_string(place.file("net.d").join(CONFLIST.0))
                     .is_ok_and(|list| list == CONFLIST.1);
                 if !is_owners {
@@ -340,11 +318,11 @@ impl Operation for Work {
                 }
                 is_owners && place.file(KNOWN_READER).exists()
             }
-            Self::RepairInPlace => repaired("repair"),
-            Self::RepairDelete => pod().is_none(),
-            Self::RepairLabel => pod()
+            Goal::PodRepaired => repaired("repair"),
+            Goal::PodDeleted => pod().is_none(),
+            Goal::PodLabelled => pod()
                 .is_some_and(|pod: Value| !pod["metadata"]["labels"]["cni.istio.io/uninitialized"].is_null()),
-            Self::Heal => {
+            Goal::PodHealed => {
                 if place.rule_lost.get().is_none() && metric(place, "istio_cni_heal_watched_pods") >= 1.0 {
                     // It may be lost from an earlier run.
                     let delete = "iptables-nft -t nat -D OUTPUT -j ISTIO_OUTPUT || true";

@@ -6,7 +6,6 @@ use std::os::unix::fs::PermissionsExt;
 use anyhow::{Context, Result, ensure};
 use e2e::faults::Ending;
 use e2e::plugin::sidecar;
-use e2e::program::{self, PATH};
 use e2e::validation::INJECTED;
 use serde_json::{Value, json};
 use test_support::netns::{Families, Namespace, NetnsDirectory};
@@ -79,12 +78,9 @@ impl Operation for Validation {
             place.text("log/termination")
         );
         Ok(Invoked {
-            env: vec![("PATH".to_owned(), PATH.to_owned())],
             prefix: user.split_whitespace().map(str::to_owned).collect(),
-            program: program::under_test("istio-validation")?,
-            args: args.split_whitespace().map(str::to_owned).collect(),
-            input: String::new(),
             namespace: Some(place.network()?.name().to_owned()),
+            ..Invoked::of("istio-validation", &args)?
         })
     }
 
@@ -140,15 +136,8 @@ impl Operation for Ctl {
                 _ => word.to_owned(),
             })
         };
-        let args = self.args.split(' ').chain(["--output", "json"]).map(word).collect::<Result<Vec<_>>>()?;
-        Ok(Invoked {
-            env: vec![("PATH".to_owned(), PATH.to_owned())],
-            prefix: Vec::new(),
-            program: program::under_test("redirectctl")?,
-            args,
-            input: String::new(),
-            namespace: None,
-        })
+        let args = self.args.split(' ').map(word).collect::<Result<Vec<_>>>()?.join(" ");
+        Invoked::of("redirectctl", &format!("{args} --output json"))
     }
 
     fn files(&self) -> &'static [&'static str] {

@@ -15,6 +15,7 @@ use std::fmt;
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
+use e2e::agent::faketime;
 use e2e::faults::{Ending, Evidence, Facts, FaultResult, Injection, Kind, injections, judge, noted, spread};
 use e2e::strace::{Call, Strace};
 
@@ -258,14 +259,8 @@ impl Story {
                 }
             }
             Fault::Clock(clock) => {
-                let library =
-                    format!("/usr/lib/{}-linux-gnu/faketime/libfaketimeMT.so.1", std::env::consts::ARCH);
-                ensure!(
-                    std::path::Path::new(&library).exists(),
-                    "{library} is missing: run scripts/setup-apt.sh"
-                );
                 for (name, value) in
-                    [("LD_PRELOAD", &*library), ("FAKETIME", clock), ("FAKETIME_DONT_FAKE_MONOTONIC", "1")]
+                    [("LD_PRELOAD", &*faketime()), ("FAKETIME", clock), ("FAKETIME_DONT_FAKE_MONOTONIC", "1")]
                 {
                     wrapping.env.push((name.to_owned(), value.to_owned()));
                 }

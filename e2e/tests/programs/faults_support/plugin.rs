@@ -5,7 +5,7 @@ use std::fs;
 use anyhow::{Result, ensure};
 use e2e::faults::Ending;
 use e2e::plugin::{plain_kubeconfig, sidecar};
-use e2e::program::{self, PATH};
+use e2e::program::PATH;
 use serde_json::{Value, json};
 use test_support::netns::{Families, Namespace};
 
@@ -103,11 +103,8 @@ impl Command {
         }
         Ok(Invoked {
             env: env.into_iter().map(|(name, value)| (name.to_owned(), value.to_owned())).collect(),
-            prefix: Vec::new(),
-            program: program::under_test("istio-cni")?,
-            args: Vec::new(),
             input: conf.to_string(),
-            namespace: None,
+            ..Invoked::of("istio-cni", "")?
         })
     }
 }

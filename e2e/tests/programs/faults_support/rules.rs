@@ -1,7 +1,6 @@
 //! `istio-iptables`: applying, reconciling, cleaning up.
 
 use anyhow::{Result, ensure};
-use e2e::program::{self, PATH};
 use test_support::netns::{Families, Namespace};
 
 use super::Operation;
@@ -37,14 +36,7 @@ pub fn operations() -> Vec<Box<dyn Operation>> {
 
 /// `istio-iptables ARGS` in a namespace, with arguments as on a command line without quotes.
 pub fn istio_iptables(namespace: &Namespace, args: &str) -> Result<Invoked> {
-    Ok(Invoked {
-        env: vec![("PATH".to_owned(), PATH.to_owned())],
-        prefix: Vec::new(),
-        program: program::under_test("istio-iptables")?,
-        args: args.split_whitespace().map(str::to_owned).collect(),
-        input: String::new(),
-        namespace: Some(namespace.name().to_owned()),
-    })
+    Ok(Invoked { namespace: Some(namespace.name().to_owned()), ..Invoked::of("istio-iptables", args)? })
 }
 
 /// Puts a configuration in force.

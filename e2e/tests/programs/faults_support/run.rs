@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use e2e::faults::Ending;
+use e2e::program::{self, PATH};
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
 use test_support::process::Patience;
@@ -70,6 +71,18 @@ pub struct Ended {
 }
 
 impl Invoked {
+    /// A program under test with nothing but a PATH in its environment, with arguments as on a command line without quotes.
+    pub fn of(program: &str, args: &str) -> Result<Self> {
+        Ok(Self {
+            env: vec![("PATH".to_owned(), PATH.to_owned())],
+            prefix: Vec::new(),
+            program: program::under_test(program)?,
+            args: args.split_whitespace().map(str::to_owned).collect(),
+            input: String::new(),
+            namespace: None,
+        })
+    }
+
     fn command(&self, with: &Wrapping) -> Command {
         let mut words: Vec<String> = Vec::new();
         if let Some(namespace) = &self.namespace {
