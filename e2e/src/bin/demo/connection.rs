@@ -68,8 +68,7 @@ impl Connection<'_> {
             | Outcome::NoAnswer
             | Outcome::Unreachable(_) => format!("reached nothing: {outcome:?}"),
         };
-        let verdict = if self.is_as_wanted(&outcome, wanted) { Ok(()) } else { Err(self.wish(wanted)) };
-        screen.check(&what, &found, verdict)
+        screen.check(&what, &found, self.is_as_wanted(&outcome, wanted), &self.wish(wanted))
     }
 
     /// What the server saw that is worth a word.

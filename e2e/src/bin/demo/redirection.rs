@@ -215,8 +215,7 @@ impl Stage {
             ("addresses on lo", now.lo, before.lo.clone()),
         ];
         for (what, now, before) in lines {
-            let verdict = if now == before { Ok(()) } else { Err(listed(&before)) };
-            screen.check(what, &listed(&now), verdict)?;
+            screen.check(what, &listed(&now), now == before, &listed(&before))?;
         }
         Ok(())
     }
