@@ -4,11 +4,12 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
+use e2e::agent::get;
 use e2e::kube::ApiServer;
 use e2e::node::Node;
 use nix::sys::signal::Signal;
-use test_support::process::{self, Background, until};
+use test_support::process::{Background, until};
 
 use super::{NAMESPACE, POD, run_dir};
 
@@ -84,14 +85,8 @@ impl<'n> HostAgent<'n> {
     }
 
     pub fn wait_ready(&self) -> Result<()> {
-        let ready = process::command(
-            "curl",
-            ["--silent", "--fail", "--max-time", "30", "http://127.0.0.1:8000/readyz"],
-        );
         let running: Vec<&Background> = self.running.iter().collect();
-        until("the agent to be ready", POD, &running, || {
-            Ok(self.node.namespace().run(&ready)?.ok().ok().map(drop))
-        })
+        until("the agent to be ready", POD, &running, || Ok(self.wait_ready_now().ok()))
     }
 
     pub fn stop(&mut self, signal: Signal) -> Result<()> {
@@ -114,8 +109,8 @@ impl<'n> HostAgent<'n> {
 
     /// Ready at this moment, or an error that says why not.
     pub fn wait_ready_now(&self) -> Result<()> {
-        let ready =
-            process::command("curl", ["--silent", "--fail-with-body", "http://127.0.0.1:8000/readyz"]);
-        self.node.namespace().run(&ready)?.ok().map(drop)
+        let answer = self.node.namespace().enter(|| get(8000, "/readyz"))?;
+        ensure!(answer.as_ref().is_some_and(|(status, _)| *status == 200), "{answer:?}");
+        Ok(())
     }
 }

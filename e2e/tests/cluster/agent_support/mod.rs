@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use e2e::agent::get;
 use e2e::http;
 use e2e::kube::{ApiServer, Controllers};
 use e2e::node::{APP_PORT, Node, PRIMARY_CONFLIST, Pod, sidecar_pod};
@@ -253,10 +254,8 @@ pub const PATIENT_ENTRY: &str = r#"{"name":"istio-cni","type":"istio-cni","plugi
 
 /// A metric of the agent on the node's network.
 pub fn metric(node: &Node<'_>, name: &str) -> Result<Option<f64>> {
-    let curl =
-        process::command("curl", ["--silent", "--fail", "--max-time", "5", "http://127.0.0.1:15014/metrics"]);
-    let answer = node.namespace().run(&curl)?;
-    Ok(http::metric(&answer.stdout, name))
+    let answer = node.namespace().enter(|| get(15014, "/metrics"))?;
+    Ok(answer.and_then(|(_, text)| http::metric(&text, name)))
 }
 
 pub fn entries(node: &Node<'_>) -> Result<String> {

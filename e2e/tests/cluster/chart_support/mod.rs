@@ -39,6 +39,18 @@ pub fn helm(api: Option<&ApiServer>, args: &[&str]) -> Result<Output> {
     process::run(&mut command, SHORT)
 }
 
+/// Runs Helm with these values, of which the later ones win.
+pub fn helm_with(api: Option<&ApiServer>, args: &[&str], values: &[&Value]) -> Result<Output> {
+    let folder = tempfile::tempdir()?;
+    let mut args: Vec<String> = args.iter().map(|arg| (*arg).to_owned()).collect();
+    for (number, values) in values.iter().enumerate() {
+        let file = folder.path().join(number.to_string());
+        fs::write(&file, values.to_string())?;
+        args.extend(["--values".to_owned(), file.display().to_string()]);
+    }
+    helm(api, &args.iter().map(String::as_str).collect::<Vec<_>>())
+}
+
 /// Has Helm do something with the release.
 pub fn release(api: &ApiServer, command: &str, args: &[&str]) -> Result<Output> {
     let mut all = vec![command, RELEASE, "--namespace", NAMESPACE];

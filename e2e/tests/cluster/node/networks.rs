@@ -10,13 +10,14 @@ use std::net::SocketAddr;
 use std::process::Command;
 
 use self::agent::Agent;
-use self::checks::{Mode, SERVICE, THROUGH_ZTUNNEL, checks, verdicts};
+use self::checks::{SERVICE, THROUGH_ZTUNNEL, checks, verdicts};
 use self::cilium::Cilium;
 use self::flannel::Flannel;
 use self::steps::{OURS, STEPS, Stage, Step};
 use super::mesh_support::table::print;
 use crate::chart_support::project;
 use anyhow::{Context, Result, ensure};
+use e2e::envoy::Interception;
 use e2e::kube::ApiServer;
 use e2e::node::{Node, PRIMARY_CONFLIST, Runtime};
 use e2e::tools;
@@ -105,7 +106,7 @@ fn column<'n>(
     agent::wait_installed(node, &agents_pod)?;
     let checks = checks();
     let mut rows: Column = checks.iter().map(|(check, _)| (*check, Vec::new())).collect();
-    for mode in Mode::ALL {
+    for mode in Interception::ALL {
         for ((_, row), verdict) in rows.iter_mut().zip(verdicts(api, node, &*network, mode, &checks)?) {
             row.push(verdict);
         }

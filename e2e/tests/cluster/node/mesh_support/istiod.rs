@@ -8,6 +8,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use anyhow::{Context, Result};
 use e2e::kube::ApiServer;
 use e2e::node::Node;
+use e2e::traffic::Relay;
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -16,7 +17,7 @@ use test_support::process::{self, Background, until};
 
 use super::release::{HUB, Release};
 use crate::agent_support::{NAMESPACE, POD};
-use crate::chart_support::{find, helm, objects};
+use crate::chart_support::{find, helm_with, objects};
 
 /// A tag of its revision, by which a namespace can ask for injection.
 pub const TAG: &str = "prod";
@@ -59,7 +60,7 @@ impl Istiod {
         api: &ApiServer,
         node: &Node<'_>,
         values: &Value,
-    ) -> Result<(Self, impl Drop + use<>)> {
+    ) -> Result<(Self, Relay)> {
         let istiod = Self::start(release, api, values)?;
         node.namespace().add_address("lo", &format!("{}/32", istiod.address))?;
         let reached = node.reach_at(XDS, istiod.port())?;
@@ -219,17 +220,9 @@ fn rendered(release: &Release, values: &Value) -> Result<Vec<Value>> {
         "telemetry": {"enabled": false},
         "meshConfig": {"accessLogFile": "/dev/stdout", "defaultConfig": {"concurrency": 1}},
     });
-    let folder = tempfile::tempdir()?;
-    let mut args = vec!["template".to_owned(), "istiod".to_owned()];
-    args.push(release.chart("istio-control/istio-discovery").display().to_string());
-    args.extend(["--namespace".to_owned(), NAMESPACE.to_owned()]);
-    for (name, values) in [("base", &base), ("more", values)] {
-        let file = folder.path().join(name);
-        fs::write(&file, values.to_string())?;
-        args.extend(["--values".to_owned(), file.display().to_string()]);
-    }
-    let args: Vec<&str> = args.iter().map(String::as_str).collect();
-    objects(&helm(None, &args)?.ok()?.stdout)
+    let chart = release.chart("istio-control/istio-discovery").display().to_string();
+    let args = ["template", "istiod", &chart, "--namespace", NAMESPACE];
+    objects(&helm_with(None, &args, &[&base, values])?.ok()?.stdout)
 }
 
 /// Applies the objects; webhooks call this machine's loopback instead of the service.

@@ -10,7 +10,6 @@ pub mod restart;
 pub mod same_port;
 pub mod table;
 
-use std::fs;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result};
@@ -19,7 +18,7 @@ use e2e::node::Node;
 use serde_json::{Value, json};
 
 use crate::agent_support::{IMAGE, Linked, NAMESPACE, entries, import_image, wait_loaded, wait_rolled_out};
-use crate::chart_support::{chart, helm};
+use crate::chart_support::{chart, helm_with};
 use istiod::TAG;
 use release::Release;
 
@@ -152,17 +151,9 @@ pub fn helm_agent(
     let base = json!({
         "hub": "localhost", "image": image, "pullPolicy": "Never", "excludeNamespaces": ["kube-system"],
     });
-    let folder = tempfile::tempdir()?;
     let chart = chart.display().to_string();
-    let mut args = [verb, "istio-cni", &chart, "--namespace", NAMESPACE].map(str::to_owned).to_vec();
-    for (name, values) in [("base", &base), ("more", values)] {
-        let file = folder.path().join(name);
-        fs::write(&file, values.to_string())?;
-        args.extend(["--values".to_owned(), file.display().to_string()]);
-    }
-    let args: Vec<&str> = args.iter().map(String::as_str).collect();
-    helm(Some(api), &args)?.ok()?;
-    Ok(())
+    let args = [verb, "istio-cni", &chart, "--namespace", NAMESPACE];
+    helm_with(Some(api), &args, &[&base, values])?.ok().map(drop)
 }
 
 /// Namespaces whose pods are injected.

@@ -9,7 +9,7 @@ use test_support::netns::Namespace;
 use test_support::process::{self, Output};
 
 use super::APPS;
-use crate::agent_support::POD;
+use crate::agent_support::{POD, is_ready};
 
 /// The port of HTTP applications. An answer holds what the request was.
 pub const HTTP: u16 = 8080;
@@ -163,11 +163,7 @@ pub fn wait_held_back(pod: &Pod<'_>) -> Result<()> {
 
 /// Waits until every container of a pod is ready, as the kubelet's probes say.
 pub fn wait_ready(pod: &Pod<'_>) -> Result<()> {
-    let ready = pod.wait("to be ready", POD, |pod| {
-        let conditions = pod["status"]["conditions"].as_array()?;
-        conditions.iter().any(|of| of["type"] == "Ready" && of["status"] == "True").then_some(())
-    });
-    ready.with_context(|| {
+    pod.wait("to be ready", POD, is_ready).with_context(|| {
         let log = |container: &str| pod.log(container).unwrap_or_else(|error| format!("{error:#}"));
         let (validation, proxy) = (log("istio-validation"), log("istio-proxy"));
         format!("{}\n{validation}\n{}", pod.name(), last_lines(&proxy))

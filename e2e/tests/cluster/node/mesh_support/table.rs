@@ -17,8 +17,6 @@ struct Difference {
     why: &'static str,
 }
 
-/// Under Istio's own redirection.
-const EXPLAINED: [Difference; 0] = [];
 /// What a check comes to before Istio 1.31, whoever redirects, and why.
 const BEFORE_1_31: [Difference; 1] = [Difference {
     check: "the same, port excluded",
@@ -46,7 +44,7 @@ pub fn judge(release: &Release, columns: &[(Redirection, Vec<String>)]) -> Resul
     for (row, (check, usual, _)) in CHECKS.iter().enumerate() {
         write!(table, "| {check} |")?;
         for (redirection, verdicts) in columns {
-            let (is, wanted) = (&verdicts[row], wanted(*redirection, release, check, usual));
+            let (is, wanted) = (&verdicts[row], wanted(release, check, usual));
             write!(table, " {} |", one_line(is))?;
             if is != wanted {
                 writeln!(wrong, "{check}, {}: {is}, not {wanted}", redirection.title())?;
@@ -54,8 +52,7 @@ pub fn judge(release: &Release, columns: &[(Redirection, Vec<String>)]) -> Resul
         }
         table.push('\n');
     }
-    let old: &[Difference] = if release.is_1_31_or_newer() { &[] } else { &BEFORE_1_31 };
-    for Difference { check, why, .. } in EXPLAINED.iter().chain(old) {
+    for Difference { check, why, .. } in differences(release) {
         writeln!(table, "{check}: {why}")?;
     }
     let verdicts: usize = columns.iter().map(|(_, verdicts)| verdicts.len()).sum();
@@ -65,14 +62,12 @@ pub fn judge(release: &Release, columns: &[(Redirection, Vec<String>)]) -> Resul
     Ok(())
 }
 
-fn wanted(redirection: Redirection, release: &Release, check: &str, usual: &'static str) -> &'static str {
-    let of = |differences: &[Difference]| {
-        differences.iter().find(|difference| difference.check == check).map(|difference| difference.is)
-    };
-    let is_istios = matches!(redirection, Redirection::IstiosPlugin | Redirection::IstiosInit);
-    let istios = if is_istios { of(&EXPLAINED) } else { None };
-    let old = if release.is_1_31_or_newer() { None } else { of(&BEFORE_1_31) };
-    istios.or(old).unwrap_or(usual)
+fn differences(release: &Release) -> &'static [Difference] {
+    if release.is_1_31_or_newer() { &[] } else { &BEFORE_1_31 }
+}
+
+fn wanted(release: &Release, check: &str, usual: &'static str) -> &'static str {
+    differences(release).iter().find(|difference| difference.check == check).map_or(usual, |found| found.is)
 }
 
 fn one_line(verdict: &str) -> String {

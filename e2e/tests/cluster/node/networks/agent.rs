@@ -1,11 +1,9 @@
 //! The agent on a node with a network: ours, or Istio's own.
 
-use std::fs;
-
 use crate::agent_support::{
     DAEMON_SET, LOOPBACK, NAMESPACE, POD, agent_pod, apply_manifest, import_image, is_ready, wait_loaded,
 };
-use crate::chart_support::{helm, rendered_without_tests};
+use crate::chart_support::{helm_with, rendered_without_tests};
 use crate::node::mesh_support::release::Release;
 use anyhow::{Context, Result};
 use e2e::kube::ApiServer;
@@ -56,11 +54,9 @@ fn istios_objects(release: &Release, node: &Node<'_>) -> Result<String> {
         "cniBinDir": node.bin_dir(), "cniConfDir": node.conf_dir(),
         "ambient": {"enabled": true, "shareHostNetworkNamespace": true},
     });
-    let file = node.state_dir().join("istios-values.json");
-    fs::write(&file, values.to_string())?;
-    let [chart, file] = [release.chart("istio-cni"), file].map(|path| path.display().to_string());
-    let words = ["template", "istio-cni", &chart, "--namespace", NAMESPACE, "--values", &file];
-    Ok(helm(None, &words)?.ok()?.stdout)
+    let chart = release.chart("istio-cni").display().to_string();
+    let words = ["template", "istio-cni", &chart, "--namespace", NAMESPACE];
+    Ok(helm_with(None, &words, &[&values])?.ok()?.stdout)
 }
 
 /// Starts the pod of the agent's DaemonSet.

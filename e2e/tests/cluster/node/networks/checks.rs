@@ -37,31 +37,6 @@ const OUTBOUND: u16 = 15001;
 const INBOUND: u16 = 15006;
 const DNS: u16 = 15053;
 
-/// How a pod is captured.
-#[derive(Clone, Copy)]
-pub enum Mode {
-    Redirect,
-    Tproxy,
-}
-
-impl Mode {
-    pub const ALL: [Self; 2] = [Self::Redirect, Self::Tproxy];
-
-    fn name(self) -> &'static str {
-        match self {
-            Self::Redirect => "REDIRECT",
-            Self::Tproxy => "TPROXY",
-        }
-    }
-
-    fn interception(self) -> Interception {
-        match self {
-            Self::Redirect => Interception::Redirect,
-            Self::Tproxy => Interception::Tproxy,
-        }
-    }
-}
-
 /// Stand-ins for what a sidecar listens on.
 struct StandIns {
     _proxy: Vec<TcpServer>,
@@ -69,13 +44,13 @@ struct StandIns {
 }
 
 impl StandIns {
-    fn start(inside: &Namespace, mode: Mode) -> Result<Self> {
+    fn start(inside: &Namespace, mode: Interception) -> Result<Self> {
         let mut proxy = Vec::new();
         for any in [IpAddr::from(Ipv4Addr::UNSPECIFIED), IpAddr::from(Ipv6Addr::UNSPECIFIED)] {
             proxy.push(TcpServer::start(inside, "outbound", (any, OUTBOUND))?);
             proxy.push(match mode {
-                Mode::Redirect => TcpServer::start(inside, "inbound", (any, INBOUND))?,
-                Mode::Tproxy => TcpServer::start_transparent(inside, "inbound", (any, INBOUND))?,
+                Interception::Redirect => TcpServer::start(inside, "inbound", (any, INBOUND))?,
+                Interception::Tproxy => TcpServer::start_transparent(inside, "inbound", (any, INBOUND))?,
             });
         }
         let dns =
@@ -118,7 +93,7 @@ impl<'n, P> Meshed<'n, P> {
 }
 
 /// A pod of the mesh whose port the network maps to one of the node.
-fn sidecar(name: &str, mode: Mode, host_port: u16) -> Result<Value> {
+fn sidecar(name: &str, mode: Interception, host_port: u16) -> Result<Value> {
     let mut object = sidecar_pod(name);
     object["metadata"]["annotations"]["sidecar.istio.io/interceptionMode"] = json!(mode.name());
     let containers = object["spec"]["containers"].as_array_mut().context("no containers")?;
@@ -151,9 +126,9 @@ pub struct Pods<'n> {
 }
 
 impl<'n> Pods<'n> {
-    fn start(node: &'n Node<'n>, mode: Mode) -> Result<Self> {
+    fn start(node: &'n Node<'n>, mode: Interception) -> Result<Self> {
         let stand_ins = |inside: &Namespace| StandIns::start(inside, mode);
-        let envoy = |inside: &Namespace| Envoy::start(inside, Families::Dual, mode.interception());
+        let envoy = |inside: &Namespace| Envoy::start(inside, Families::Dual, mode);
         Ok(Self {
             node,
             web: Meshed::start(node, &probed(sidecar("web", mode, HOST_PORT)?), stand_ins)?,
@@ -357,7 +332,7 @@ pub fn verdicts(
     api: &ApiServer,
     node: &Node<'_>,
     network: &dyn Network,
-    mode: Mode,
+    mode: Interception,
     checks: &[Check],
 ) -> Result<Vec<Result<()>>> {
     let pods = Pods::start(node, mode)?;
