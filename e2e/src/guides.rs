@@ -18,14 +18,22 @@ pub mod worlds;
 /// The words of a paragraph before a block that no test runs.
 pub const NOT_RUN: &str = "Not run in our tests";
 
-/// The rows of the table of breakages in docs/tasks/troubleshooting.md whose first line begins like this: the texts of their cells, without backticks.
+/// The rows of the table of breakages in docs/tasks/troubleshooting.md whose first line begins like this.
 ///
 /// # Errors
 /// The page has no such table.
 pub fn breakages(head: &str) -> Result<Vec<Vec<String>>> {
-    let page = fs::read_to_string(project().join("docs/tasks/troubleshooting.md"))?;
+    table("docs/tasks/troubleshooting.md", head)
+}
+
+/// The rows of a document's table whose first line begins like this: the texts of their cells, without backticks.
+///
+/// # Errors
+/// The document has no such table.
+pub fn table(document: &str, head: &str) -> Result<Vec<Vec<String>>> {
+    let page = fs::read_to_string(project().join(document))?;
     let mut lines = page.lines().skip_while(|line| !line.starts_with(head));
-    ensure!(lines.next().is_some(), "no table begins with {head}");
+    ensure!(lines.next().is_some(), "{document} has no table that begins with {head}");
     let rows = lines.skip(1).take_while(|line| line.starts_with('|'));
     let cells = |line: &str| -> Vec<String> {
         line.trim_matches('|').split('|').map(|cell| cell.trim().trim_matches('`').to_owned()).collect()

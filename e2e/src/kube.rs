@@ -178,15 +178,8 @@ impl ApiServer {
     pub fn compact(&self) -> Result<()> {
         let ask = |path: &str, body: &Value| -> Result<Value> {
             let mut curl = Command::new("curl");
-            curl.args([
-                "--silent",
-                "--show-error",
-                "--fail",
-                "--max-time",
-                "30",
-                "--data",
-                &body.to_string(),
-            ]);
+            curl.args(["--silent", "--show-error", "--fail", "--max-time", "30", "--data"])
+                .arg(body.to_string());
             let answer = process::run(curl.arg(format!("{}{path}", self.etcd_url)), SHORT)?.ok()?;
             serde_json::from_str(&answer.stdout).context("etcd answers no JSON")
         };

@@ -5,6 +5,7 @@ mod pod_api;
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::OnceLock;
 use std::time::Duration;
 
@@ -111,15 +112,21 @@ impl Invocation {
         self.under(vec!["/bin/sh".to_owned(), "-c".to_owned(), "exec \"$@\" 2>\"$0\"".to_owned(), file])
     }
 
-    /// Runs it to its end.
-    pub fn run(&self) -> Result<Answer> {
+    /// The command, and what it gets on standard input.
+    pub fn command(&self) -> (Command, &str) {
         let mut command = process::command(&self.program, [""; 0]);
         if let [program, words @ ..] = &self.prefix[..] {
             command = process::command(program, words);
             command.arg(&self.program);
         }
         command.env_clear().envs(self.env.iter().map(|(name, value)| (name, value)));
-        process::run_with_input(&mut command, &self.input, PATIENCE).map(Answer)
+        (command, &self.input)
+    }
+
+    /// Runs it to its end.
+    pub fn run(&self) -> Result<Answer> {
+        let (mut command, input) = self.command();
+        process::run_with_input(&mut command, input, PATIENCE).map(Answer)
     }
 }
 

@@ -1,10 +1,8 @@
 //! The table of docs/reference/privileges.md: tests run each of its rows with exactly the capabilities that it names, and with one fewer.
 
-use std::fs;
-
 use anyhow::{Context, Result, ensure};
 
-use crate::guides::project;
+use crate::guides::table;
 
 /// What a program does, and what it needs for that according to the page.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -22,19 +20,16 @@ pub struct Row {
 /// # Errors
 /// The table cannot be read.
 pub fn rows() -> Result<Vec<Row>> {
-    let page = fs::read_to_string(project().join("docs/reference/privileges.md"))?;
     let mut rows: Vec<Row> = Vec::new();
-    let lines = page.lines().skip_while(|line| !line.starts_with("| program |")).skip(2);
-    for line in lines.take_while(|line| line.starts_with('|')) {
-        let cells: Vec<&str> = line.trim_matches('|').split('|').map(str::trim).collect();
-        let [program, does, needs, _] = cells[..] else { anyhow::bail!("not four cells: {line}") };
-        let program = match program {
+    for cells in table("docs/reference/privileges.md", "| program |")? {
+        let [program, does, needs, _] = &cells[..] else { anyhow::bail!("not four cells: {cells:?}") };
+        let program = match program.as_str() {
             "" => rows.last().context("the first row has no program")?.program.clone(),
-            named => named.trim_matches('`').to_owned(),
+            named => named.to_owned(),
         };
-        rows.push(Row { program, does: does.trim_matches('`').to_owned(), needs: capabilities(needs)? });
+        rows.push(Row { program, does: does.clone(), needs: capabilities(needs)? });
     }
-    ensure!(!rows.is_empty(), "docs/reference/privileges.md has no table of programs");
+    ensure!(!rows.is_empty(), "docs/reference/privileges.md has no programs in its table");
     Ok(rows)
 }
 

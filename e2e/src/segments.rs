@@ -64,11 +64,6 @@ type Inner = (u8, Vec<u8>);
 pub const PADDED: [u8; 2] = [0, 60];
 
 impl Segment {
-    /// The packet, from its IP header on.
-    fn packet(&self) -> Result<Vec<u8>> {
-        Ok(self.packets(&Delivery::default(), 0)?.remove(0))
-    }
-
     /// The packets that carry it; fragments have this identification.
     fn packets(&self, delivery: &Delivery, identification: u16) -> Result<Vec<Vec<u8>>> {
         let tcp = self.tcp(delivery)?;
@@ -260,10 +255,7 @@ impl Wire {
 
     /// Sends a segment.
     pub fn send(&self, segment: &Segment) -> Result<()> {
-        let to = SockaddrStorage::from(SocketAddr::new(segment.destination.ip(), 0));
-        sendto(self.out.as_raw_fd(), &segment.packet()?, &to, MsgFlags::empty())
-            .with_context(|| format!("cannot send {segment:?}"))?;
-        Ok(())
+        self.send_as(segment, &Delivery::default(), 0, false)
     }
 
     /// Sends a segment in an unusual way; its fragments, where it has any, in this order, with this identification.
@@ -475,7 +467,10 @@ mod tests {
                 flags: SYN | ACK,
                 payload: b"odd".to_vec(),
             };
-            assert_eq!(Segment::read(&segment.packet().expect("a packet")), Some(segment));
+            assert_eq!(
+                Segment::read(&segment.packets(&Delivery::default(), 0).expect("a packet")[0]),
+                Some(segment)
+            );
         }
     }
 }

@@ -70,10 +70,6 @@ fn address(dice: &mut Dice, v6: bool) -> String {
     address.clone() + if dice.one_in(3) && address != own { net } else { last }
 }
 
-fn number(dice: &mut Dice, of: &[u32]) -> u32 {
-    dice.pick(of)
-}
-
 /// Which packets iptables rules are about, in a chain of this hook, and the protocol's name where they have one.
 fn iptables_match(dice: &mut Dice, hook: &str, v6: bool) -> (String, &'static str) {
     let mut text = String::new();
@@ -82,10 +78,8 @@ fn iptables_match(dice: &mut Dice, hook: &str, v6: bool) -> (String, &'static st
         4 => "udp",
         _ => "",
     };
-    match protocol {
-        "tcp" => text.push_str(" -p tcp"),
-        "udp" => text.push_str(" -p udp"),
-        _ => {}
+    if !protocol.is_empty() {
+        let _ = write!(text, " -p {protocol}");
     }
     let not = |dice: &mut Dice| if dice.one_in(4) { " !" } else { "" };
     if protocol == "tcp" && dice.one_in(2) {
@@ -98,7 +92,7 @@ fn iptables_match(dice: &mut Dice, hook: &str, v6: bool) -> (String, &'static st
         text.push_str(dice.pick(&[" --dport 53", " ! --dport 53", " --dport 5353"]));
     }
     for _ in 0..dice.below(3) {
-        let (mark, mask, id) = (number(dice, &MARKS), number(dice, &MASKS), number(dice, &IDS));
+        let (mark, mask, id) = (dice.pick(&MARKS), dice.pick(&MASKS), dice.pick(&IDS));
         let one = match dice.below(14) {
             0 | 1 => format!(" -m mark{} --mark {:#x}/{mask:#x}", not(dice), mark & mask),
             2 | 3 => format!(" -m connmark{} --mark {:#x}/{mask:#x}", not(dice), mark & mask),
@@ -146,7 +140,7 @@ fn iptables_match(dice: &mut Dice, hook: &str, v6: bool) -> (String, &'static st
 
 /// What iptables rules do in a table, in chains that a hook leads to.
 fn iptables_target(dice: &mut Dice, table: &str, hook: &str, protocol: &str, v6: bool) -> String {
-    let (mark, mask) = (number(dice, &MARKS), number(dice, &MASKS));
+    let (mark, mask) = (dice.pick(&MARKS), dice.pick(&MASKS));
     let marks = |dice: &mut Dice| match dice.below(10) {
         0..=2 => format!("MARK --set-mark {mark:#x}"),
         3 => format!("MARK --set-xmark {mark:#x}/{mask:#x}"),
@@ -449,7 +443,11 @@ impl Chain {
     fn condition(self, dice: &mut Dice, about: About) -> String {
         let not = |dice: &mut Dice| if dice.one_in(4) { "!= " } else { "" };
         let ip = if about.v6 { "ip6" } else { "ip" };
-        let (mark, mask, id) = (number(dice, &MARKS), number(dice, &MASKS), number(dice, &IDS));
+        let (mark, mask, id) = (dice.pick(&MARKS), dice.pick(&MASKS), dice.pick(&IDS));
+        let masked = |what: &str, dice: &mut Dice| {
+            let how = if dice.one_in(3) { "!=" } else { "==" };
+            format!("{what} & {mask:#x} {how} {:#x}", mark & mask)
+        };
         let address = address(dice, about.v6);
         match dice.below(20) {
             17 => dice.pick(&["ct status dnat", "ct status != dnat", "ct status snat"]).into(),
@@ -459,15 +457,9 @@ impl Chain {
                 dice.pick(&["tcp flags syn", "tcp flags & syn == syn", "tcp flags != syn"]).into()
             }
             0 => format!("meta mark {}{mark:#x}", not(dice)),
-            1 => format!(
-                "meta mark & {mask:#x} {} {:#x}",
-                if dice.one_in(3) { "!=" } else { "==" },
-                mark & mask
-            ),
+            1 => masked("meta mark", dice),
             2 => format!("ct mark {}{mark:#x}", not(dice)),
-            3 => {
-                format!("ct mark & {mask:#x} {} {:#x}", if dice.one_in(3) { "!=" } else { "==" }, mark & mask)
-            }
+            3 => masked("ct mark", dice),
             4 => format!(
                 "ct state {}",
                 dice.pick(&["new", "established,related", "invalid", "untracked", "!= new", "!= invalid"])
@@ -476,14 +468,11 @@ impl Chain {
             6 => format!("{ip} daddr {}{address}", not(dice)),
             7 => format!("{ip} saddr {}{address}", not(dice)),
             8 if self.goes_out() => format!("meta sk{} {}{id}", dice.pick(&["uid", "gid"]), not(dice)),
-            9 if self.goes_out() => format!(
-                "oifname {}",
-                dice.pick(&["\"lo\"", "\"eth0\"", "{ \"eth0\", \"tun0\" }", "!= \"lo\""])
-            ),
-            9 => format!(
-                "iifname {}",
-                dice.pick(&["\"lo\"", "\"eth0\"", "{ \"eth0\", \"tun0\" }", "!= \"lo\""])
-            ),
+            9 => {
+                let way = if self.goes_out() { "oifname" } else { "iifname" };
+                let names = ["\"lo\"", "\"eth0\"", "{ \"eth0\", \"tun0\" }", "!= \"lo\""];
+                format!("{way} {}", dice.pick(&names))
+            }
             10 if self.hook != "postrouting" => format!("fib daddr type {}local", not(dice)),
             11 => dice
                 .pick(&["meta mark { 0x7, 0x17, 0x539 }", "ct mark { 0x0, 0x7 }", "meta mark 1-0x20"])
@@ -505,7 +494,7 @@ impl Chain {
 
     fn statement(self, dice: &mut Dice, about: About) -> String {
         let is_tcp = about.is_tcp;
-        let (mark, mask) = (number(dice, &MARKS), number(dice, &MASKS));
+        let (mark, mask) = (dice.pick(&MARKS), dice.pick(&MASKS));
         let translates = self.kind == "nat" && matches!(self.hook, "prerouting" | "output");
         match dice.below(14) {
             0 if self.kind == "filter" && matches!(self.hook, "prerouting" | "output") => {
@@ -552,7 +541,7 @@ impl Chain {
     /// A statement with which a rule goes on, or does not if a packet lacks what it loads.
     fn passing(self, dice: &mut Dice, about: About) -> String {
         let ip = if about.v6 { "ip6" } else { "ip" };
-        let mark = number(dice, &MARKS);
+        let mark = dice.pick(&MARKS);
         match dice.below(10) {
             0 => format!("meta mark set {mark:#x}"),
             1 => format!("ct mark set {mark:#x}"),
@@ -621,14 +610,14 @@ fn routing(dice: &mut Dice) -> String {
     if dice.one_in(4) {
         let _ = writeln!(script, "{ip} rule add pref 15 lookup local\n{ip} rule del pref 0");
     }
-    let (mark, mask) = (number(dice, &MARKS), number(dice, &MASKS));
+    let (mark, mask) = (dice.pick(&MARKS), dice.pick(&MASKS));
     let selector = match dice.below(8) {
         0..=2 => format!("fwmark {mark:#x}"),
         3 => format!("fwmark {:#x}/{mask:#x}", mark & mask),
         4 => format!("to {}", address(dice, v6)),
         5 => format!("from {}", address(dice, v6)),
         6 => "iif lo".to_owned(),
-        _ => format!("uidrange {0}-{0}", number(dice, &IDS)),
+        _ => format!("uidrange {0}-{0}", dice.pick(&IDS)),
     };
     let action = match dice.below(6) {
         0 => "blackhole".to_owned(),

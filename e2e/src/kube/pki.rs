@@ -53,40 +53,23 @@ impl Authority {
 
     /// Issues a certificate for client and server use, as `NAME.crt` and `NAME.key`.
     pub(super) fn issue(&self, name: &str, subject: &str, alternative_names: &str) -> Result<Identity> {
-        let (certificate, key) = (self.certificate(), self.folder.join("ca.key"));
-        self.request(
-            name,
-            subject,
-            &[
-                "-CA",
-                &certificate.to_string_lossy(),
-                "-CAkey",
-                &key.to_string_lossy(),
-                "-addext",
-                &format!("subjectAltName={alternative_names}"),
-                "-addext",
-                "extendedKeyUsage=serverAuth,clientAuth",
-                "-addext",
-                "basicConstraints=critical,CA:false",
-            ],
-        )
+        let [certificate, key] =
+            ["ca.crt", "ca.key"].map(|name| self.folder.join(name).display().to_string());
+        let names = format!("subjectAltName={alternative_names}");
+        let mut more = vec!["-CA", &certificate, "-CAkey", &key];
+        for extension in
+            [&*names, "extendedKeyUsage=serverAuth,clientAuth", "basicConstraints=critical,CA:false"]
+        {
+            more.extend(["-addext", extension]);
+        }
+        self.request(name, subject, &more)
     }
 
     fn request(&self, name: &str, subject: &str, more: &[&str]) -> Result<Identity> {
         let certificate = self.folder.join(format!("{name}.crt"));
         let key = self.folder.join(format!("{name}.key"));
         let mut command = Command::new("openssl");
-        command.args([
-            "req",
-            "-x509",
-            "-newkey",
-            "ec",
-            "-pkeyopt",
-            "ec_paramgen_curve:P-256",
-            "-nodes",
-            "-days",
-            "2",
-        ]);
+        command.args("req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2".split(' '));
         command.args(["-subj", subject]).arg("-out").arg(&certificate).arg("-keyout").arg(&key).args(more);
         openssl(&mut command)?;
         Ok(Identity { certificate, key })

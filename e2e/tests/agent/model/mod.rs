@@ -152,6 +152,28 @@ impl Model {
         self.files.lock().unwrap()
     }
 
+    /// Makes a file or a folder; its number.
+    fn make(&self, path: &Path, inode: Inode) -> io::Result<usize> {
+        self.operate()?;
+        let mut files = self.files();
+        if files.find(path).is_ok() {
+            return Err(io::ErrorKind::AlreadyExists.into());
+        }
+        let id = files.inodes.len();
+        files.inodes.push(inode);
+        files.change(path.parent().unwrap(), |names| {
+            names.insert(name(path), id);
+        })?;
+        Ok(id)
+    }
+
+    fn unlink(&self, path: &Path) -> io::Result<()> {
+        self.operate()?;
+        self.files().change(path.parent().unwrap(), |names| {
+            names.remove(&name(path));
+        })
+    }
+
     /// Counts an operation and fails it if that is its fate. Reading is not counted: it changes nothing.
     fn operate(&self) -> io::Result<()> {
         let mut operations = self.operations.lock().unwrap();
@@ -237,16 +259,7 @@ impl Disk for Model {
     }
 
     fn create(&self, path: &Path, mode: u32) -> io::Result<Box<dyn Output + '_>> {
-        self.operate()?;
-        let mut files = self.files();
-        if files.find(path).is_ok() {
-            return Err(io::ErrorKind::AlreadyExists.into());
-        }
-        let id = files.inodes.len();
-        files.inodes.push(Inode { seen: (Vec::new(), mode), ..Inode::default() });
-        files.change(path.parent().unwrap(), |names| {
-            names.insert(name(path), id);
-        })?;
+        let id = self.make(path, Inode { seen: (Vec::new(), mode), ..Inode::default() })?;
         Ok(Box::new(Open { model: self, id }))
     }
 
@@ -266,34 +279,19 @@ impl Disk for Model {
 
     fn remove(&self, path: &Path) -> io::Result<()> {
         self.files().find(path)?;
-        self.operate()?;
-        self.files().change(path.parent().unwrap(), |names| {
-            names.remove(&name(path));
-        })
+        self.unlink(path)
     }
 
     fn make_directory(&self, path: &Path) -> io::Result<()> {
-        self.operate()?;
-        let mut files = self.files();
-        if files.find(path).is_ok() {
-            return Err(io::ErrorKind::AlreadyExists.into());
-        }
-        let id = files.inodes.len();
         let seen = (Vec::new(), 0o755);
-        files.inodes.push(Inode { seen, inside: Some(Folder::default()), ..Inode::default() });
-        files.change(path.parent().unwrap(), |names| {
-            names.insert(name(path), id);
-        })
+        self.make(path, Inode { seen, inside: Some(Folder::default()), ..Inode::default() }).map(drop)
     }
 
     fn remove_directory(&self, path: &Path) -> io::Result<()> {
         if !self.files().folder(path)?.seen.is_empty() {
             return Err(io::ErrorKind::DirectoryNotEmpty.into());
         }
-        self.operate()?;
-        self.files().change(path.parent().unwrap(), |names| {
-            names.remove(&name(path));
-        })
+        self.unlink(path)
     }
 
     /// Each model has one agent at a time.

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use anyhow::{Context, Result, ensure};
 use e2e::killing::Moments;
+use e2e::plugin::Invocation;
 use e2e::program::{self, PATH};
 use serde_json::{Value, json};
 use test_support::dice::Dice;
@@ -42,19 +43,12 @@ impl Call {
             conf["prevResult"] = result.clone();
         }
         let program = conf["plugin"].take();
-        let mut command = Command::new(program.as_str().expect("the path of the plugin"));
-        let args = format!("IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME={pod}");
-        command.env_clear().envs([
-            ("PATH", PATH),
-            ("CNI_COMMAND", verb),
-            ("CNI_CONTAINERID", pod),
-            ("CNI_IFNAME", "eth0"),
-            ("CNI_PATH", "/opt/cni/bin"),
-            ("CNI_ARGS", &args),
-        ]);
-        command.env("CNI_NETNS", namespace);
         conf.as_object_mut().map(|object| object.remove("plugin"));
-        Self { command, input: conf.to_string() }
+        let invocation = Invocation::new(verb, &conf).pod("shop", pod).env("CNI_CONTAINERID", pod);
+        let invocation = invocation.env("CNI_NETNS", &namespace.display().to_string());
+        let invocation = invocation.program(program.as_str().expect("the path of the plugin").as_ref());
+        let (command, input) = invocation.command();
+        Self { command, input: input.to_owned() }
     }
 
     /// Takes all redirection away.
