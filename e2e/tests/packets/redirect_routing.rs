@@ -153,7 +153,9 @@ fn an_interrupted_receive_is_repeated() -> Result<()> {
     ensure!(receives.len() > 10, "{receives:?}");
     let problems = iptables::in_parallel(2, &receives, |_, Call { name, nth, .. }| {
         let (output, strace, _) = traced(Some(&format!("{name}:error=EINTR:when={nth}")))?;
-        ensure!(strace.trace()?.contains("INJECTED"), "{name} {nth} was not met");
+        // How many are made depends on how much of an answer is there when it is read.
+        let is_made = strace.calls()?.iter().any(|made| made.name == *name && made.nth == *nth);
+        ensure!(!is_made || strace.trace()?.contains("INJECTED"), "{name} {nth} was not met");
         let is_fine = output.code() == Some(0);
         Ok(if is_fine { Vec::new() } else { vec![format!("{name} {nth}: {:?}", output.stderr)] })
     });
