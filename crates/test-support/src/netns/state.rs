@@ -219,7 +219,7 @@ fn nft_chains(text: &str) -> Chains {
     blocks
 }
 
-/// The lines of `nft list ruleset` by where they stand: `table inet x`, or `table inet x / chain y`.
+/// The lines of `nft list ruleset` by the table and chain that they are in: `table inet x`, or `table inet x / chain y`.
 pub(super) fn nft_blocks(text: &str) -> Chains {
     let mut blocks = Chains::new();
     let (mut table, mut block) = (String::new(), String::new());
