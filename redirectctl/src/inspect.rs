@@ -199,9 +199,12 @@ fn in_force(observed: &Observation) -> Vec<InForce> {
 }
 
 fn count(state: &IptablesTables) -> usize {
-    let mesh = state.of_mesh();
-    let in_table = |table: &Table| mesh.chains(*table).map(|(_, entries)| entries.len()).sum::<usize>();
-    Table::ALL.iter().map(in_table).sum()
+    let chains = Table::ALL.iter().flat_map(|table| state.chains(*table).map(move |of| (*table, of)));
+    chains
+        .map(|(table, (chain, entries))| {
+            entries.iter().filter(|entry| state.owns(table, chain, entry)).count()
+        })
+        .sum()
 }
 
 /// What the kernel lacks of what a plan needs; nothing where it cannot be asked.
