@@ -94,6 +94,7 @@ in_browsers() {
 
 step "formatting" formatting
 step "plain words" scripts/prose.pl
+step "type names" scripts/type-names.pl
 step "the recipes of CONTRIBUTING.md, as text" scripts/recipe.sh --text
 step "standard libraries of other targets" standard_libraries
 beside dependencies

@@ -8,7 +8,7 @@
 use benches::{plan, redirect, settings};
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use netfilter_state::{change::IptablesChange, ruleset::HookedRules, state::IptablesTables};
-use packet_trace::{Difference, interference::Pod};
+use packet_trace::{TrafficDifference, interference::PodTraffic};
 use redirect_core::{Family, RulePlan, options::NativeForm};
 use std::hint::black_box;
 
@@ -108,7 +108,7 @@ fn in_force(plan: &RulePlan) -> HookedRules {
 fn walking(c: &mut Criterion) {
     let addresses = ["10.1.0.2", "fd00:10::2"].map(|address| address.parse().expect("an address"));
     let interfaces = ["eth0".to_owned()];
-    let pod = Pod { addresses: &addresses, interfaces: &interfaces, ..Pod::default() };
+    let pod = PodTraffic { addresses: &addresses, interfaces: &interfaces, ..PodTraffic::default() };
     let prepare = |size| {
         let plan = plan(size);
         (in_force(&plan), plan)
@@ -121,7 +121,7 @@ fn walking(c: &mut Criterion) {
         "traffic that two plans treat differently",
         |size| (plan(0), plan(size)),
         |(before, after)| {
-            black_box(Difference::of_plans(black_box(before), black_box(after)));
+            black_box(TrafficDifference::of_plans(black_box(before), black_box(after)));
         },
     );
 }

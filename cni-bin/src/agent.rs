@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use agent_socket::{Failure, Request};
+use agent_socket::{AgentRequest, RequestFailure};
 use cni_core::plugin_event::{ADD_PATH, AddEvent, GivenPod, POD_PATH, PodRequest, SOCKET_NAME};
 use serde::Serialize;
 
@@ -107,16 +107,16 @@ fn ask(
     let socket = run_dir.join(SOCKET_NAME);
     let garbled = |what: String| AgentError::Garbled { socket: socket.clone(), what };
     let body = serde_json::to_vec(about).map_err(|error| garbled(error.to_string()))?;
-    let request = Request { method: "POST", path: question.path, body: &body };
+    let request = AgentRequest { method: "POST", path: question.path, body: &body };
     let most = |status| if status == OK { question.most } else { MOST_TEXT };
     match request.send(&socket, patience, most) {
         Ok(answer) if answer.status == OK => Ok(answer.body),
         Ok(answer) => {
             Err(AgentError::Refused { what: question.what, code: answer.status, text: text(&answer.body) })
         }
-        Err(Failure::Unreachable(error)) => Err(AgentError::Unreachable { socket, error }),
-        Err(Failure::Silent) => Err(AgentError::Silent { socket, patience }),
-        Err(Failure::Garbled(what)) => Err(garbled(what)),
+        Err(RequestFailure::Unreachable(error)) => Err(AgentError::Unreachable { socket, error }),
+        Err(RequestFailure::Silent) => Err(AgentError::Silent { socket, patience }),
+        Err(RequestFailure::Garbled(what)) => Err(garbled(what)),
     }
 }
 

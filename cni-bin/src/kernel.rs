@@ -10,12 +10,12 @@ use redirect_core::{RulePlan, accepted::AcceptedRules};
 use std::{error::Error, net::IpAddr, path::Path, time::Duration};
 
 /// The network namespaces of this machine.
-pub trait Kernel: Sync {
+pub trait MachineNamespaces: Sync {
     /// Does some work, once, inside the namespace a runtime names.
     ///
     /// # Errors
     /// It is not a network namespace, or one the plugin must not touch; then nothing is done.
-    fn inside(&self, path: &Path, work: &mut Work<'_>) -> Result<(), KernelError>;
+    fn inside(&self, path: &Path, work: &mut NamespaceWork<'_>) -> Result<(), KernelError>;
 
     /// Whether plans of this kind can be put in force here at all. Changes nothing.
     ///
@@ -25,7 +25,7 @@ pub trait Kernel: Sync {
 }
 
 /// What is done inside a namespace. It may be done on another thread.
-pub type Work<'a> = dyn FnMut(&dyn Namespace) + Send + 'a;
+pub type NamespaceWork<'a> = dyn FnMut(&dyn Namespace) + Send + 'a;
 
 /// The network namespace that the calling thread is in.
 pub trait Namespace {
@@ -60,21 +60,21 @@ pub trait Namespace {
         plan: &RulePlan,
         programming: Programming,
         accepted: &AcceptedRules,
-    ) -> Result<Compared, KernelError>;
+    ) -> Result<NamespaceComparison, KernelError>;
 }
 
 /// How a network namespace compares with a plan.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Compared {
+pub struct NamespaceComparison {
     /// What is not as planned, if anything.
-    pub difference: Option<Difference>,
+    pub difference: Option<PlanMismatch>,
     /// Other programs' rules that interfere, which is accepted: each in words.
     pub accepted: Vec<String>,
 }
 
 /// What is not as planned.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Difference {
+pub struct PlanMismatch {
     /// What, in words.
     pub text: String,
     /// Where it may come from.
@@ -112,8 +112,8 @@ pub enum KernelError {
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Linux;
 
-impl Kernel for Linux {
-    fn inside(&self, path: &Path, work: &mut Work<'_>) -> Result<(), KernelError> {
+impl MachineNamespaces for Linux {
+    fn inside(&self, path: &Path, work: &mut NamespaceWork<'_>) -> Result<(), KernelError> {
         let namespace = Netns::open(path).map_err(|error| KernelError::Namespace(error.to_string()))?;
         if let Some(hosts) = hosts(&namespace).map_err(|error| failed(&error))? {
             let refusal = format!("refusing to change {}: it is {hosts}", path.display());
@@ -191,15 +191,18 @@ impl Namespace for Pod {
         plan: &RulePlan,
         programming: Programming,
         accepted: &AcceptedRules,
-    ) -> Result<Compared, KernelError> {
+    ) -> Result<NamespaceComparison, KernelError> {
         let (most_read, accepted) = (Some(ApplyOptions::MOST_READ), accepted.clone());
         let options = options(programming, self.is_foreign).most_read(most_read).accepted(accepted);
         let snapshot = Snapshot::take(plan, &options);
         let verified = snapshot.and_then(|snapshot| snapshot.verify_in_words(plan, &options));
         let (verdict, text) = verified.map_err(|error| failed(&error))?;
         let different = verdict.mismatch.as_ref().zip(text);
-        let difference = different.map(|(mismatch, text)| Difference { text, origin: origin(mismatch) });
-        Ok(Compared { difference, accepted: verdict.accepted.iter().map(ToString::to_string).collect() })
+        let difference = different.map(|(mismatch, text)| PlanMismatch { text, origin: origin(mismatch) });
+        Ok(NamespaceComparison {
+            difference,
+            accepted: verdict.accepted.iter().map(ToString::to_string).collect(),
+        })
     }
 }
 

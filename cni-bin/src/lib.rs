@@ -14,7 +14,7 @@ pub use cni_core::{conf, fields, pod_source, sandboxed, selection, wire};
 
 use commands::Attachment;
 use conf::{Conf, Envelope, MOST_INPUT};
-use kernel::{Kernel, Linux};
+use kernel::{Linux, MachineNamespaces};
 use pod_netns::remember_hosts;
 use privileges::{CapabilitySet, NotGivenUp, keep_only};
 use redirect_core::settings::Misspelt;
@@ -26,11 +26,11 @@ use std::{
     sync::{Mutex, PoisonError},
     time::Instant,
 };
-use wire::{CniError, Code, Command, Invocation, Version};
+use wire::{CniCommand, CniError, Code, Invocation, Version};
 
 /// What the runtime is reported.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Answer {
+pub struct RuntimeReply {
     /// What goes to standard output: a result, an error object, or nothing.
     pub output: String,
     /// Whether the command succeeded.
@@ -97,13 +97,13 @@ fn warn_of_configuration(conf: &Conf) {
 pub fn answer(
     env: &(dyn Fn(&str) -> Option<OsString> + Sync),
     input: &mut dyn Read,
-    kernel: &dyn Kernel,
+    kernel: &dyn MachineNamespaces,
     configure: &dyn Fn(&Conf),
-) -> Answer {
+) -> RuntimeReply {
     let start = Instant::now();
     let mut version = None;
     let done = Invocation::read(env).and_then(|invocation| {
-        if invocation.command == Command::Version {
+        if invocation.command == CniCommand::Version {
             return Ok(versions());
         }
         let input = read_input(input)?;
@@ -112,7 +112,7 @@ pub fn answer(
         let conf = match (envelope.conf(), invocation.command) {
             (Ok(conf), _) => conf,
             // A wrong configuration must not keep a pod from being removed.
-            (Err(error), Command::Del) => {
+            (Err(error), CniCommand::Del) => {
                 log::warn!(target: logs::SCOPE, "{error}");
                 return Ok(String::new());
             }
@@ -120,28 +120,28 @@ pub fn answer(
         };
         configure(&conf);
         // Once per pod, like every other warning.
-        if invocation.command == Command::Add {
+        if invocation.command == CniCommand::Add {
             warn_of_configuration(&conf);
         }
         carry_out(&Attachment { invocation: &invocation, conf: &conf, env, kernel, start })
     });
     match done {
-        Ok(output) => Answer { output, success: true },
+        Ok(output) => RuntimeReply { output, success: true },
         Err(error) => {
             log::debug!(target: logs::SCOPE, code = error.code.number(); "{error}");
-            Answer { output: error.json(version), success: false }
+            RuntimeReply { output: error.json(version), success: false }
         }
     }
 }
 
 fn carry_out(job: &Attachment<'_>) -> Result<String, CniError> {
     match job.invocation.command {
-        Command::Add => commands::add(job).map(|()| job.conf.prev_result.json(job.conf.version)),
-        Command::Check => commands::check(job).map(|()| String::new()),
-        Command::Status => commands::status(job).map(|()| String::new()),
+        CniCommand::Add => commands::add(job).map(|()| job.conf.prev_result.json(job.conf.version)),
+        CniCommand::Check => commands::check(job).map(|()| String::new()),
+        CniCommand::Status => commands::status(job).map(|()| String::new()),
         // Nothing is kept outside the pod's network namespace.
-        Command::Del | Command::Gc => Ok(String::new()),
-        Command::Version => Ok(versions()),
+        CniCommand::Del | CniCommand::Gc => Ok(String::new()),
+        CniCommand::Version => Ok(versions()),
     }
 }
 
@@ -175,14 +175,14 @@ fn print(output: &str) -> io::Result<()> {
 static PANIC: Mutex<Option<String>> = Mutex::new(None);
 
 /// Turns a panic into an error object: a runtime that gets no answer can only guess.
-fn guarded(work: impl FnOnce() -> Answer) -> Answer {
+fn guarded(work: impl FnOnce() -> RuntimeReply) -> RuntimeReply {
     panic::set_hook(Box::new(note_panic));
     panic::catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| {
         let text = PANIC.lock().unwrap_or_else(PoisonError::into_inner).take();
         let message = format!("istio-cni internal error: {}", text.unwrap_or_default());
         log::error!(target: logs::SCOPE, "{message}");
         let error = CniError::new(Code::Internal, message).with_details("please report this");
-        Answer { output: error.json(None), success: false }
+        RuntimeReply { output: error.json(None), success: false }
     })
 }
 

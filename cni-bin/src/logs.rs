@@ -4,7 +4,9 @@
 
 use cni_core::conf::Conf;
 use cni_core::logs::{ASKED_BY_AGENT, CALLED, READER};
-use logging::{AgentSocket, Config, Entry, Format, Handle, Level, RollingFile, Sink as _, Target};
+use logging::{
+    AgentSocket, Config, Level, LineFormat, LogEntry, LogHandle, LogTarget, RollingFile, Sink as _,
+};
 use std::{ffi::OsString, os::unix::process::parent_id, time::SystemTime};
 
 pub use cni_core::logs::{SCOPE, levels};
@@ -14,11 +16,11 @@ pub const FILE_NAME: &str = "istio-cni.log";
 
 /// Starts logging to standard error. `None` if the process already logs, as in tests.
 #[must_use]
-pub fn start() -> Option<Handle> {
+pub fn start() -> Option<LogHandle> {
     let config = Config {
         levels: levels(Level::Info),
-        format: Format::Json,
-        targets: vec![Target::Stderr],
+        format: LineFormat::Json,
+        targets: vec![LogTarget::Stderr],
         caller: false,
     };
     logging::init(config).ok()
@@ -34,14 +36,14 @@ pub fn called(env: &dyn Fn(&str) -> Option<OsString>) -> Option<String> {
 
 /// Continues as the configuration says: its level, the agent's socket, the file. Skips missing ones. The agent receives the command in
 /// `called`, at any level.
-pub fn configure(handle: &Handle, conf: &Conf, called: Option<String>) {
+pub fn configure(handle: &LogHandle, conf: &Conf, called: Option<String>) {
     let run_dir = &conf.run_dir;
     handle.set_levels(conf.levels.clone());
     if let Some(agent) = AgentSocket::find(run_dir.join(logging::SOCKET_NAME)) {
         if let Some(command) = called {
             let reader = conf.drop_in.then(|| (READER.to_owned(), parent_id().into()));
             let labels = [(CALLED.to_owned(), command.into())].into_iter().chain(reader).collect();
-            agent.write(&Entry {
+            agent.write(&LogEntry {
                 time: SystemTime::now(),
                 level: Level::Info,
                 scope: None,

@@ -12,7 +12,8 @@ fuzz_target!(|text: &str| {
     let cleanup = IptablesChange::between(&state, &RulePlan::empty().rules(Family::V4));
     let of_mesh = of_mesh(&state, &IptablesTables::new());
     assert_eq!(cleanup.is_empty(), of_mesh.is_empty());
-    let ours = IptablesChange::back(&IptablesTables::new(), &of_mesh, &IptablesChange::default()).restore_text();
+    let ours =
+        IptablesChange::back(&IptablesTables::new(), &of_mesh, &IptablesChange::default()).restore_text();
     let again = IptablesTables::saved(&ours).expect("what was written can be read");
     assert_eq!(again, of_mesh);
 });

@@ -1,7 +1,7 @@
 //! The report of a run: one line on success, one line for each error.
 
 use logging::DEFAULT_SCOPE;
-use netns_apply::Outcome;
+use netns_apply::ApplyOutcome;
 use redirect_core::{
     Family, Redirect, RulePlan,
     settings::{InputErrors, Notice},
@@ -34,7 +34,7 @@ pub(crate) fn planned(plan: &RulePlan) {
 }
 
 /// Logs what programming did, in one line.
-pub(crate) fn done(plan: &RulePlan, redirect: &Redirect, outcome: &Outcome, captures: bool) {
+pub(crate) fn done(plan: &RulePlan, redirect: &Redirect, outcome: &ApplyOutcome, captures: bool) {
     warn(outcome);
     let count = |family| {
         let rules = plan.planned_rules().iter().filter(|rule| rule.scope().covers(family));
@@ -56,13 +56,13 @@ pub(crate) fn done(plan: &RulePlan, redirect: &Redirect, outcome: &Outcome, capt
 }
 
 /// Logs what cleaning up did, in one line.
-pub(crate) fn cleaned(outcome: &Outcome) {
+pub(crate) fn cleaned(outcome: &ApplyOutcome) {
     warn(outcome);
     let what = if outcome.changed { "removed all redirection" } else { "nothing to remove" };
     log::info!(target: DEFAULT_SCOPE, "{what}");
 }
 
-fn warn(outcome: &Outcome) {
+fn warn(outcome: &ApplyOutcome) {
     for warning in &outcome.warnings {
         log::warn!(target: DEFAULT_SCOPE, "{warning}");
     }

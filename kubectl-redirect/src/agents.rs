@@ -6,9 +6,9 @@ use k8s_openapi::api::core::v1::ContainerStatus;
 use kube::api::ListParams;
 use reasons::AGENT_LABEL;
 
-use crate::Failure;
-use crate::cluster::{BINDINGS, Cluster, DAEMON_SETS, PODS};
-use crate::objects::{Binding, Pod, PodSpec, Workload};
+use crate::CommandFailure;
+use crate::cluster::{BINDINGS, DAEMON_SETS, KubeApi, PODS};
+use crate::objects::{Binding, ClusterPod, DaemonSet, PodSpec};
 use crate::terminal::{counted, names};
 
 /// The label of the objects of Istio's chart and of ours.
@@ -22,7 +22,7 @@ const CONTAINER: &str = "install-cni";
 
 /// Whether an agent can be asked; the best last.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub enum AgentState {
+pub enum Reachability {
     /// Its container does not run: why.
     NotRunning(String),
     /// It runs and is not ready.
@@ -45,7 +45,7 @@ pub struct Agent {
     /// The image of that.
     pub image: String,
     /// Whether it can be asked.
-    pub state: AgentState,
+    pub state: Reachability,
     /// How often it was restarted and how it ended last, if it was.
     pub restarts: Option<String>,
 }
@@ -53,7 +53,7 @@ pub struct Agent {
 impl Agent {
     /// From its pod, once that has a node.
     #[must_use]
-    pub fn of(pod: &Pod) -> Option<Self> {
+    pub fn of(pod: &ClusterPod) -> Option<Self> {
         let containers = &pod.spec.containers;
         let container = containers.iter().find(|one| one.name == CONTAINER).or(containers.first())?;
         let status = pod.status.container_statuses.iter().find(|one| one.name == container.name);
@@ -75,20 +75,20 @@ impl Agent {
     }
 }
 
-fn state(pod: &Pod, status: Option<&ContainerStatus>) -> AgentState {
+fn state(pod: &ClusterPod, status: Option<&ContainerStatus>) -> Reachability {
     let Some(status) = status else {
-        return AgentState::NotRunning(pod.status.phase.to_lowercase());
+        return Reachability::NotRunning(pod.status.phase.to_lowercase());
     };
     let now = status.state.clone().unwrap_or_default();
     if now.running.is_none() {
         let waits = now.waiting.and_then(|why| why.reason);
         let reason = waits.or(now.terminated.and_then(|end| end.reason)).filter(|word| !word.is_empty());
-        return AgentState::NotRunning(reason.unwrap_or_else(|| "not started".to_owned()));
+        return Reachability::NotRunning(reason.unwrap_or_else(|| "not started".to_owned()));
     }
     if status.ready && pod.metadata.deletion_timestamp.is_none() {
-        AgentState::Ready
+        Reachability::Ready
     } else {
-        AgentState::NotReady
+        Reachability::NotReady
     }
 }
 
@@ -154,7 +154,7 @@ impl Fleet {
     ///
     /// # Errors
     /// It does not exist, is not the only one, or nothing can be read.
-    pub async fn find(cluster: &Cluster) -> Result<Self, Failure> {
+    pub async fn find(cluster: &KubeApi) -> Result<Self, CommandFailure> {
         let mut found = Vec::new();
         let looked = if let Some(namespace) = cluster.agents() {
             found.extend(Self::of(cluster, namespace).await?);
@@ -180,12 +180,12 @@ impl Fleet {
         }
         if found.is_empty() {
             let (key, value) = AGENT_LABEL;
-            return Err(Failure(format!(
+            return Err(CommandFailure(format!(
                 "no agent found: no DaemonSet of pods with the label {key}={value} {looked}; kubectl redirect precheck shows whether one can be installed"
             )));
         }
         let all: Vec<String> = found.iter().map(ToString::to_string).collect();
-        Err(Failure(format!(
+        Err(CommandFailure(format!(
             "{} may be the agents': {}; {NAME_IT}, and remove those that are not",
             found.len(),
             all.join(", ")
@@ -193,10 +193,10 @@ impl Fleet {
     }
 
     /// The DaemonSets of a namespace whose pods have the agents' label.
-    async fn of(cluster: &Cluster, namespace: &str) -> Result<Vec<Self>, Failure> {
+    async fn of(cluster: &KubeApi, namespace: &str) -> Result<Vec<Self>, CommandFailure> {
         let mut found = Vec::new();
         let (key, value) = AGENT_LABEL;
-        let see = |set: Workload| {
+        let see = |set: DaemonSet| {
             let template = &set.spec.template;
             if template.metadata.labels.get(key).is_some_and(|label| label == value) {
                 found.push(Self {
@@ -213,7 +213,7 @@ impl Fleet {
 
     /// Whether a pod is one of its own.
     #[must_use]
-    pub fn owns(&self, pod: &Pod) -> bool {
+    pub fn owns(&self, pod: &ClusterPod) -> bool {
         let mut owners = pod.metadata.owner_references.iter();
         let is_owned = owners.any(|owner| {
             owner.kind == "DaemonSet" && owner.controller == Some(true) && owner.uid == self.uid
@@ -230,14 +230,14 @@ impl Fleet {
     /// They cannot be listed.
     pub async fn agents(
         &self,
-        cluster: &Cluster,
+        cluster: &KubeApi,
         node: Option<&str>,
-    ) -> Result<BTreeMap<String, Agent>, Failure> {
+    ) -> Result<BTreeMap<String, Agent>, CommandFailure> {
         let (key, value) = AGENT_LABEL;
         let mut params = ListParams::default().labels(&format!("{key}={value}"));
         params.field_selector = node.map(|name| format!("spec.nodeName={name}"));
         let mut agents = Vec::new();
-        let see = |pod: Pod| agents.extend(Agent::of(&pod).filter(|_| self.owns(&pod)));
+        let see = |pod: ClusterPod| agents.extend(Agent::of(&pod).filter(|_| self.owns(&pod)));
         cluster.each(PODS, Some(&self.namespace), params, see).await?;
         Ok(by_node(agents))
     }
@@ -246,10 +246,10 @@ impl Fleet {
     ///
     /// # Errors
     /// They cannot be listed.
-    pub async fn idle_controllers(&self, cluster: &Cluster) -> Result<Vec<Agent>, Failure> {
+    pub async fn idle_controllers(&self, cluster: &KubeApi) -> Result<Vec<Agent>, CommandFailure> {
         let (key, value) = CONTROLLER;
         let mut replicas = Vec::new();
-        let see = |pod: Pod| {
+        let see = |pod: ClusterPod| {
             let is_one = pod.metadata.labels.get(key).is_some_and(|label| label == value);
             replicas.extend(Agent::of(&pod).filter(|_| is_one));
         };
@@ -260,7 +260,7 @@ impl Fleet {
 }
 
 fn unless_one_works(replicas: Vec<Agent>) -> Vec<Agent> {
-    let works = replicas.iter().any(|replica| replica.state == AgentState::Ready);
+    let works = replicas.iter().any(|replica| replica.state == Reachability::Ready);
     if works { Vec::new() } else { replicas }
 }
 
@@ -270,7 +270,7 @@ fn account(spec: &PodSpec) -> &str {
 }
 
 /// The service accounts, by namespace, to which the chart's objects give rights in the whole cluster.
-async fn accounts(cluster: &Cluster) -> Result<BTreeMap<String, BTreeSet<String>>, Failure> {
+async fn accounts(cluster: &KubeApi) -> Result<BTreeMap<String, BTreeSet<String>>, CommandFailure> {
     let mut accounts: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
     let see = |binding: Binding| {
         for subject in binding.subjects {
@@ -280,7 +280,9 @@ async fn accounts(cluster: &Cluster) -> Result<BTreeMap<String, BTreeSet<String>
         }
     };
     let listed = cluster.each(BINDINGS, None, ListParams::default().labels(CHART), see).await;
-    listed.map_err(|Failure(why)| Failure(format!("cannot find the agents' namespace: {why}; {NAME_IT}")))?;
+    listed.map_err(|CommandFailure(why)| {
+        CommandFailure(format!("cannot find the agents' namespace: {why}; {NAME_IT}"))
+    })?;
     Ok(accounts)
 }
 
@@ -303,11 +305,11 @@ mod tests {
         let state = |state: Value| agent("a", "n", &state).expect("an agent").state;
         let status =
             |ready: bool, state: Value| json!([{"name": "install-cni", "ready": ready, "state": state}]);
-        assert_eq!(state(status(true, json!({"running": {}}))), AgentState::Ready);
-        assert_eq!(state(status(false, json!({"running": {}}))), AgentState::NotReady);
+        assert_eq!(state(status(true, json!({"running": {}}))), Reachability::Ready);
+        assert_eq!(state(status(false, json!({"running": {}}))), Reachability::NotReady);
         let crashed = state(status(false, json!({"waiting": {"reason": "CrashLoopBackOff"}})));
-        assert_eq!(crashed, AgentState::NotRunning("CrashLoopBackOff".to_owned()));
-        assert_eq!(state(json!(null)), AgentState::NotRunning("pending".to_owned()));
+        assert_eq!(crashed, Reachability::NotRunning("CrashLoopBackOff".to_owned()));
+        assert_eq!(state(json!(null)), Reachability::NotRunning("pending".to_owned()));
         assert_eq!(agent("a", "", &json!(null)), None);
     }
 
@@ -335,8 +337,8 @@ mod tests {
                 "status": {"phase": phase, "containerStatuses": [{"name": "install-cni", "ready": true, "state": {"running": {}}}]}});
             Agent::of(&serde_json::from_value(pod).expect("a pod")).map(|agent| agent.state)
         };
-        assert_eq!(pod("Running", json!(null)), Some(AgentState::Ready));
-        assert_eq!(pod("Running", json!("2026-11-24T00:00:00Z")), Some(AgentState::NotReady));
+        assert_eq!(pod("Running", json!(null)), Some(Reachability::Ready));
+        assert_eq!(pod("Running", json!("2026-11-24T00:00:00Z")), Some(Reachability::NotReady));
         assert_eq!(pod("Failed", json!(null)), None);
     }
 

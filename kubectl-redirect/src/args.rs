@@ -5,12 +5,12 @@ use std::time::Duration;
 use clap::{Arg, ArgAction, ArgMatches};
 
 use crate::cleanup;
-use crate::cluster::Access;
-use crate::forward::{self, About, Command};
+use crate::cluster::KubectlFlags;
+use crate::forward::{self, About, ForwardedCommand};
 use crate::precheck;
 use crate::scan;
 use crate::trial;
-use crate::wait::{Goal, USUAL_WAIT};
+use crate::wait::{USUAL_WAIT, WaitGoal};
 use crate::watch::{self, USUAL_PAUSE};
 
 /// Flags of every command: they may stand anywhere, as for kubectl.
@@ -29,28 +29,28 @@ const AS: &str = "--as";
 /// What to do.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Job {
-    Scan(scan::Wanted),
-    Watch(watch::Wanted),
-    Test(trial::Wanted),
-    Forward(forward::Wanted),
+    Scan(scan::ScanRequest),
+    Watch(watch::WatchRequest),
+    Test(trial::TrialRequest),
+    Forward(forward::ForwardRequest),
     Bundle(forward::WantedBundle),
-    Precheck(precheck::Wanted),
-    Cleanup(cleanup::Wanted),
+    Precheck(precheck::PrecheckRequest),
+    Cleanup(cleanup::CleanupRequest),
 }
 
 /// What a command line asks for.
 #[derive(Debug)]
-pub(crate) enum Line {
-    Job(Box<Access>, Job),
+pub(crate) enum RequestedCommand {
+    Job(Box<KubectlFlags>, Job),
     /// Help or the version.
     Print(String),
 }
 
 /// Reads the words of a command line, without the program's name; an error is for people.
-pub(crate) fn read(words: Vec<String>) -> Result<Line, String> {
+pub(crate) fn read(words: Vec<String>) -> Result<RequestedCommand, String> {
     let (common, mut rest) = split(words);
     let is_forwarded =
-        Command::ALL.iter().any(|command| rest.first().is_some_and(|word| word == command.name()));
+        ForwardedCommand::ALL.iter().any(|command| rest.first().is_some_and(|word| word == command.name()));
     if is_forwarded && rest.get(1).is_some_and(|operand| !operand.starts_with('-')) {
         // All behind the operand is redirectctl's, --help included.
         rest.insert(2, "--".to_owned());
@@ -61,7 +61,7 @@ pub(crate) fn read(words: Vec<String>) -> Result<Line, String> {
     match parser().no_binary_name(true).try_get_matches_from(all) {
         Ok(matches) => job(&matches),
         Err(error) if error.use_stderr() => Err(error.to_string().trim_end().to_owned()),
-        Err(help) => Ok(Line::Print(help.to_string())),
+        Err(help) => Ok(RequestedCommand::Print(help.to_string())),
     }
 }
 
@@ -77,7 +77,7 @@ fn split(words: Vec<String>) -> (Vec<String>, Vec<String>) {
         // Behind its pod, a packet's sender is meant.
         let is_senders = word.split('=').next() == Some(AS)
             && rest.len() > 1
-            && rest.first().is_some_and(|command| command == Command::Trace.name());
+            && rest.first().is_some_and(|command| command == ForwardedCommand::Trace.name());
         if is_senders {
             rest.push(word);
         } else if COMMON.iter().any(is) {
@@ -205,25 +205,29 @@ fn parser() -> clap::Command {
         .subcommand(with_common(goal(of_pods(scan)), "20s"))
         .subcommand(with_common(of_pods(watch), "20s"))
         .subcommand(with_common(test, "2m"))
-        .subcommands(Command::ALL.map(|command| with_common(forwarded(command), "1m")))
+        .subcommands(ForwardedCommand::ALL.map(|command| with_common(forwarded(command), "1m")))
         .subcommand(with_common(bundle, "5m"))
         .subcommand(with_common(goal(precheck), "1m"))
         .subcommand(with_common(cleanup, "1m"))
         .after_help("Exit codes: 0 nothing is wrong, 1 bad input or not possible, 2 problems found.")
 }
 
-fn forwarded(command: Command) -> clap::Command {
+fn forwarded(command: ForwardedCommand) -> clap::Command {
     let (about, operand, help) = match command {
-        Command::Pod => {
+        ForwardedCommand::Pod => {
             ("Shows one pod: the decision, its settings, what is wrong, and what to do", "POD", POD)
         }
-        Command::Verify => ("Compares what is in force in a pod with what it should have", "POD", POD),
-        Command::Trace => ("Follows a packet through the rules in force in a pod: --to IP:PORT", "POD", POD),
-        Command::Why => {
+        ForwardedCommand::Verify => {
+            ("Compares what is in force in a pod with what it should have", "POD", POD)
+        }
+        ForwardedCommand::Trace => {
+            ("Follows a packet through the rules in force in a pod: --to IP:PORT", "POD", POD)
+        }
+        ForwardedCommand::Why => {
             ("Explains a reason or code, such as foreign-rule; without one, lists them", "REASON", "The code")
         }
     };
-    let takes_pod = command != Command::Why;
+    let takes_pod = command != ForwardedCommand::Why;
     clap::Command::new(command.name())
         .about(about)
         .arg(Arg::new("operand").value_name(operand).required(takes_pod).help(help))
@@ -239,10 +243,10 @@ fn forwarded(command: Command) -> clap::Command {
 
 const POD: &str = "The pod, as NAMESPACE/NAME, or its name in the namespace of -n or the context";
 
-fn job(matches: &ArgMatches) -> Result<Line, String> {
+fn job(matches: &ArgMatches) -> Result<RequestedCommand, String> {
     let (name, line) = matches.subcommand().ok_or("a command is missing")?;
     let text = |name: &str| line.get_one::<String>(name).cloned();
-    let access = Access {
+    let access = KubectlFlags {
         kubeconfig: text("kubeconfig"),
         context: text("context"),
         namespace: text("namespace"),
@@ -253,9 +257,9 @@ fn job(matches: &ArgMatches) -> Result<Line, String> {
     let patience = duration("timeout", &text("timeout").unwrap_or_default())?;
     let goal = || {
         let wait = text("wait").map(|wait| duration("wait", &wait)).transpose()?;
-        Ok::<_, String>(Goal { wait, ignores_warnings: line.get_flag("ignore-warnings") })
+        Ok::<_, String>(WaitGoal { wait, ignores_warnings: line.get_flag("ignore-warnings") })
     };
-    let scan = |goal| scan::Wanted {
+    let scan = |goal| scan::ScanRequest {
         namespace: access.namespace.clone(),
         node: text("node"),
         selector: text("selector"),
@@ -266,11 +270,11 @@ fn job(matches: &ArgMatches) -> Result<Line, String> {
     let all = |name: &str| line.get_many(name).unwrap_or_default().cloned().collect::<Vec<String>>();
     let job = match name {
         "scan" => Job::Scan(scan(goal()?)),
-        "watch" => Job::Watch(watch::Wanted {
-            scan: scan(Goal::default()),
+        "watch" => Job::Watch(watch::WatchRequest {
+            scan: scan(WaitGoal::default()),
             pause: duration("interval", &text("interval").unwrap_or_default())?,
         }),
-        "test" => Job::Test(trial::Wanted {
+        "test" => Job::Test(trial::TrialRequest {
             nodes: all("node"),
             image: text("image"),
             is_agreed: line.get_flag("yes"),
@@ -287,16 +291,16 @@ fn job(matches: &ArgMatches) -> Result<Line, String> {
             file: text("file").map(Into::into),
             patience,
         }),
-        "precheck" => Job::Precheck(precheck::Wanted { is_json: is_json(line), goal: goal()? }),
-        "cleanup" => Job::Cleanup(cleanup::Wanted::of(text("condition-type"), text("taint-key"))),
+        "precheck" => Job::Precheck(precheck::PrecheckRequest { is_json: is_json(line), goal: goal()? }),
+        "cleanup" => Job::Cleanup(cleanup::CleanupRequest::of(text("condition-type"), text("taint-key"))),
         _ => {
-            let command = Command::ALL.into_iter().find(|command| command.name() == name);
+            let command = ForwardedCommand::ALL.into_iter().find(|command| command.name() == name);
             let words = line.get_many::<String>("words").unwrap_or_default().map(|word| long(word)).collect();
             let command = command.ok_or("this command does not exist")?;
-            Job::Forward(forward::Wanted { command, operand: text("operand"), words, patience })
+            Job::Forward(forward::ForwardRequest { command, operand: text("operand"), words, patience })
         }
     };
-    Ok(Line::Job(Box::new(access), job))
+    Ok(RequestedCommand::Job(Box::new(access), job))
 }
 
 fn is_json(line: &ArgMatches) -> bool {
@@ -317,9 +321,9 @@ fn long(word: &str) -> String {
 mod tests {
     use super::*;
 
-    fn job_of(line: &str) -> (Access, Job) {
+    fn job_of(line: &str) -> (KubectlFlags, Job) {
         match read(line.split(' ').map(str::to_owned).collect()) {
-            Ok(Line::Job(access, job)) => (*access, job),
+            Ok(RequestedCommand::Job(access, job)) => (*access, job),
             other => panic!("{other:?}"),
         }
     }
@@ -338,17 +342,21 @@ mod tests {
         let job = job_of(
             "--context test trace cart-0 --to 10.0.0.1:80 -n shop -o json --as app --kubeconfig=/k --timeout 2m --agent-namespace mesh",
         );
-        let access = Access {
+        let access = KubectlFlags {
             kubeconfig: Some("/k".to_owned()),
             context: Some("test".to_owned()),
             namespace: Some("shop".to_owned()),
             agents: Some("mesh".to_owned()),
-            ..Access::default()
+            ..KubectlFlags::default()
         };
         let words = ["--to", "10.0.0.1:80", "--output", "json", "--as", "app"].map(str::to_owned).to_vec();
         let operand = Some("cart-0".to_owned());
-        let wanted =
-            forward::Wanted { command: Command::Trace, operand, words, patience: Duration::from_secs(120) };
+        let wanted = forward::ForwardRequest {
+            command: ForwardedCommand::Trace,
+            operand,
+            words,
+            patience: Duration::from_secs(120),
+        };
         assert_eq!(job, (access, Job::Forward(wanted)));
     }
 
@@ -383,7 +391,7 @@ mod tests {
                 panic!("{line}")
             }
         };
-        assert_eq!(goal("scan"), Goal::default());
+        assert_eq!(goal("scan"), WaitGoal::default());
         let for_seconds = |seconds| Some(Duration::from_secs(seconds));
         assert_eq!(goal("scan --wait -o json").wait, for_seconds(300));
         assert_eq!(goal("precheck --wait=90s").wait, for_seconds(90));
@@ -395,7 +403,7 @@ mod tests {
     fn help_behind_the_pod_is_that_of_redirectctl() {
         let (_, Job::Forward(wanted)) = job_of("pod shop/cart --help") else { panic!("no command") };
         assert_eq!(wanted.words, ["--help"]);
-        assert!(matches!(read(vec!["pod".to_owned(), "--help".to_owned()]), Ok(Line::Print(_))));
+        assert!(matches!(read(vec!["pod".to_owned(), "--help".to_owned()]), Ok(RequestedCommand::Print(_))));
     }
 
     #[test]

@@ -4,26 +4,26 @@
 use std::fmt;
 
 use explain::Printable;
-use explain::text_writer::{Layout, TextStyle, TextWriter};
+use explain::text_writer::{TextLayout, TextStyle, TextWriter};
 use reasons::{CONDITION, TAINT_KEYS};
 use serde_json::{Value, json};
 
-use crate::cluster::{Cluster, DAEMON_SETS, NODES};
-use crate::objects::{Node, Workload};
+use crate::cluster::{DAEMON_SETS, KubeApi, NODES};
+use crate::objects::{ClusterNode, DaemonSet};
 use crate::precheck::is_ours;
 use crate::terminal::{layout, print};
-use crate::{FINE, FOUND, Failure};
+use crate::{CommandFailure, FINE, FOUND};
 
 /// What agents write, by its names.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Wanted {
+pub struct CleanupRequest {
     /// The type of the condition.
     pub condition: String,
     /// The keys of the taint.
     pub taints: Vec<String>,
 }
 
-impl Wanted {
+impl CleanupRequest {
     /// Other names than the usual ones, if any.
     #[must_use]
     pub fn of(condition: Option<String>, taint: Option<String>) -> Self {
@@ -39,16 +39,16 @@ impl Wanted {
 ///
 /// # Errors
 /// An agent would write it again, or the API server cannot be asked.
-pub async fn run(cluster: &Cluster, wanted: &Wanted) -> Result<u8, Failure> {
-    let sets: Vec<Workload> = cluster.list(DAEMON_SETS).await?;
+pub async fn run(cluster: &KubeApi, wanted: &CleanupRequest) -> Result<u8, CommandFailure> {
+    let sets: Vec<DaemonSet> = cluster.list(DAEMON_SETS).await?;
     if let Some(set) = sets.iter().find(|set| is_ours(set)) {
         let (namespace, name) = (&set.metadata.namespace, &set.metadata.name);
-        return Err(Failure(format!(
+        return Err(CommandFailure(format!(
             "DaemonSet {namespace}/{name} has agents, which write on nodes and take that back as they end; run kubectl -n {namespace} delete daemonset {name} --cascade=foreground first"
         )));
     }
     let mut outcomes = Vec::new();
-    for node in cluster.list::<Node>(NODES).await? {
+    for node in cluster.list::<ClusterNode>(NODES).await? {
         let cleaned = clean(cluster, &node, wanted).await;
         outcomes.extend(Outcome::of(&node, cleaned));
     }
@@ -57,7 +57,11 @@ pub async fn run(cluster: &Cluster, wanted: &Wanted) -> Result<u8, Failure> {
 }
 
 /// Takes from a node what is the agent's; what that was.
-async fn clean(cluster: &Cluster, node: &Node, wanted: &Wanted) -> Result<Vec<String>, Failure> {
+async fn clean(
+    cluster: &KubeApi,
+    node: &ClusterNode,
+    wanted: &CleanupRequest,
+) -> Result<Vec<String>, CommandFailure> {
     let mut taken = Vec::new();
     let name = &node.metadata.name;
     if let Some((patch, keys)) = without_taints(node, &wanted.taints) {
@@ -75,7 +79,7 @@ async fn clean(cluster: &Cluster, node: &Node, wanted: &Wanted) -> Result<Vec<St
 }
 
 /// The JSON patch that takes taints with these keys from a node and tests that the node is still the one that was read; and their keys.
-fn without_taints(node: &Node, keys: &[String]) -> Option<(Value, Vec<String>)> {
+fn without_taints(node: &ClusterNode, keys: &[String]) -> Option<(Value, Vec<String>)> {
     let is_agents = |taint: &&Value| keys.iter().any(|key| taint["key"] == key.as_str());
     let (taken, kept): (Vec<&Value>, Vec<&Value>) = node.spec.taints.iter().partition(is_agents);
     let keys = taken.iter().filter_map(|taint| taint["key"].as_str().map(str::to_owned)).collect();
@@ -91,12 +95,12 @@ fn without_taints(node: &Node, keys: &[String]) -> Option<(Value, Vec<String>)> 
 #[derive(Debug, PartialEq, Eq)]
 struct Outcome {
     node: String,
-    taken: Result<Vec<String>, Failure>,
+    taken: Result<Vec<String>, CommandFailure>,
     is_reachable: bool,
 }
 
 impl Outcome {
-    fn of(node: &Node, taken: Result<Vec<String>, Failure>) -> Option<Self> {
+    fn of(node: &ClusterNode, taken: Result<Vec<String>, CommandFailure>) -> Option<Self> {
         let is_reachable =
             node.status.conditions.iter().any(|one| one.type_ == "Ready" && one.status == "True");
         let outcome = Self { node: node.metadata.name.clone(), taken, is_reachable };
@@ -127,7 +131,7 @@ impl fmt::Display for Outcome {
     }
 }
 
-fn text(outcomes: &[Outcome], layout: Layout) -> Printable {
+fn text(outcomes: &[Outcome], layout: TextLayout) -> Printable {
     let mut paper = TextWriter::new(layout);
     for outcome in outcomes {
         let style = if outcome.is_fine() { TextStyle::Green } else { TextStyle::Red };
@@ -143,7 +147,7 @@ fn text(outcomes: &[Outcome], layout: Layout) -> Printable {
 mod tests {
     use super::*;
 
-    fn node(taints: &Value, ready: &str) -> Node {
+    fn node(taints: &Value, ready: &str) -> ClusterNode {
         let object = json!({"metadata": {"name": "n", "uid": "u"}, "spec": {"taints": taints},
             "status": {"conditions": [{"type": "Ready", "status": ready}]}});
         serde_json::from_value(object).expect("a node")
@@ -152,7 +156,7 @@ mod tests {
     #[test]
     fn taints_of_other_programs_stay_as_they_are() {
         let other = json!({"key": "x", "effect": "NoSchedule", "timeAdded": "then"});
-        let usual = Wanted::of(None, None).taints;
+        let usual = CleanupRequest::of(None, None).taints;
         assert_eq!(without_taints(&node(&json!([other]), "True"), &usual), None);
         assert_eq!(without_taints(&node(&json!(null), "True"), &usual), None);
         let ours = json!({"key": TAINT_KEYS[1], "value": "v", "effect": "NoExecute"});
@@ -160,7 +164,7 @@ mod tests {
         assert_eq!((&patch[1]["value"], &patch[2]["value"]), (&json!([ours, other]), &json!([other])));
         assert_eq!(keys, [TAINT_KEYS[1]]);
         assert_eq!(
-            without_taints(&node(&json!([ours]), "True"), &Wanted::of(None, Some("y".into())).taints),
+            without_taints(&node(&json!([ours]), "True"), &CleanupRequest::of(None, Some("y".into())).taints),
             None
         );
     }
@@ -172,7 +176,7 @@ mod tests {
             let outcome = Outcome::of(&node(&json!([]), ready), Ok(Vec::new())).expect("a line");
             assert!(!outcome.is_fine() && outcome.to_string().starts_with("not reached"), "{outcome}");
         }
-        let refused = Outcome::of(&node(&json!([]), "True"), Err(Failure::of("403"))).expect("a line");
+        let refused = Outcome::of(&node(&json!([]), "True"), Err(CommandFailure::of("403"))).expect("a line");
         assert!(!refused.is_fine() && refused.to_string().starts_with("403"), "{refused}");
     }
 }

@@ -1,6 +1,6 @@
 //! The API server, with a user's kubeconfig.
 
-use api_lists::{Limits, Listing};
+use api_lists::{ListLimits, Listing};
 use http_body_util::BodyExt as _;
 use kube::api::{DeleteParams, GetParams, ListParams, Patch, PatchParams, PostParams};
 use kube::client::Body;
@@ -12,7 +12,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use std::time::Duration;
 
-use crate::Failure;
+use crate::CommandFailure;
 
 type Built = Result<http::Request<Vec<u8>>, RequestError>;
 
@@ -21,7 +21,7 @@ const PAGE: u32 = 500;
 /// How long the API server may take for one answer.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 /// The largest list: Kubernetes is tested with 150,000 pods.
-const MOST: Limits = Limits { objects: 500_000, bytes: 32 << 30 };
+const MOST: ListLimits = ListLimits { objects: 500_000, bytes: 32 << 30 };
 /// The largest page of one.
 const MOST_PAGE: usize = 128 << 20;
 /// The largest object.
@@ -32,7 +32,7 @@ const MOST_SHOWN: usize = 1000;
 
 /// How the API server is found, as kubectl's flags of the same names say.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Access {
+pub struct KubectlFlags {
     /// A kubeconfig file in place of `KUBECONFIG` and `~/.kube/config`.
     pub kubeconfig: Option<String>,
     /// A context of it in place of the current one.
@@ -49,7 +49,7 @@ pub struct Access {
 
 /// A kind of objects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Kind {
+pub struct ObjectKind {
     /// Where its API begins.
     root: &'static str,
     /// Its plural, as in paths and rights.
@@ -59,27 +59,31 @@ pub struct Kind {
 }
 
 /// Pods.
-pub const PODS: Kind = Kind { root: "/api/v1", resource: "pods", list: "PodList" };
+pub const PODS: ObjectKind = ObjectKind { root: "/api/v1", resource: "pods", list: "PodList" };
 /// Events.
-pub const EVENTS: Kind = Kind { root: "/api/v1", resource: "events", list: "EventList" };
+pub const EVENTS: ObjectKind = ObjectKind { root: "/api/v1", resource: "events", list: "EventList" };
 /// Nodes.
-pub const NODES: Kind = Kind { root: "/api/v1", resource: "nodes", list: "NodeList" };
+pub const NODES: ObjectKind = ObjectKind { root: "/api/v1", resource: "nodes", list: "NodeList" };
 /// Namespaces.
-pub const NAMESPACES: Kind = Kind { root: "/api/v1", resource: "namespaces", list: "NamespaceList" };
+pub const NAMESPACES: ObjectKind =
+    ObjectKind { root: "/api/v1", resource: "namespaces", list: "NamespaceList" };
 /// DaemonSets.
-pub const DAEMON_SETS: Kind = Kind { root: "/apis/apps/v1", resource: "daemonsets", list: "DaemonSetList" };
+pub const DAEMON_SETS: ObjectKind =
+    ObjectKind { root: "/apis/apps/v1", resource: "daemonsets", list: "DaemonSetList" };
 /// Deployments.
-pub const DEPLOYMENTS: Kind = Kind { root: "/apis/apps/v1", resource: "deployments", list: "DeploymentList" };
+pub const DEPLOYMENTS: ObjectKind =
+    ObjectKind { root: "/apis/apps/v1", resource: "deployments", list: "DeploymentList" };
 /// ConfigMaps.
-pub const CONFIG_MAPS: Kind = Kind { root: "/api/v1", resource: "configmaps", list: "ConfigMapList" };
+pub const CONFIG_MAPS: ObjectKind =
+    ObjectKind { root: "/api/v1", resource: "configmaps", list: "ConfigMapList" };
 /// ClusterRoleBindings.
-pub const BINDINGS: Kind = Kind {
+pub const BINDINGS: ObjectKind = ObjectKind {
     root: "/apis/rbac.authorization.k8s.io/v1",
     resource: "clusterrolebindings",
     list: "ClusterRoleBindingList",
 };
 
-impl Kind {
+impl ObjectKind {
     fn path(self, namespace: Option<&str>) -> String {
         let scope = namespace.map(|name| format!("/namespaces/{name}")).unwrap_or_default();
         format!("{}{scope}/{}", self.root, self.resource)
@@ -88,34 +92,34 @@ impl Kind {
 
 /// The API server.
 #[derive(Clone)]
-pub struct Cluster {
+pub struct KubeApi {
     client: Client,
     url: String,
     agents: Option<String>,
 }
 
-impl std::fmt::Debug for Cluster {
+impl std::fmt::Debug for KubeApi {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Cluster").field("url", &self.url).finish_non_exhaustive()
     }
 }
 
-impl Cluster {
+impl KubeApi {
     /// Contacts no server yet, unless a credential helper does.
     ///
     /// # Errors
     /// The kubeconfig is of no use.
-    pub async fn new(access: &Access) -> Result<Self, Failure> {
+    pub async fn new(access: &KubectlFlags) -> Result<Self, CommandFailure> {
         let advice = "name a kubeconfig with --kubeconfig or KUBECONFIG, and a context of it with --context";
         let unusable = |error: &dyn std::error::Error| {
             let text = chain(error);
             // The library blames the key where it cannot read the certificate.
             if text.contains("UnsupportedCertVersion") {
-                return Failure::of(
+                return CommandFailure::of(
                     "the kubeconfig's client certificate is of X.509 version 1; have one of version 3 issued",
                 );
             }
-            Failure(format!("{text}; {advice}"))
+            CommandFailure(format!("{text}; {advice}"))
         };
         let options = KubeConfigOptions { context: access.context.clone(), ..KubeConfigOptions::default() };
         let config = match &access.kubeconfig {
@@ -170,11 +174,11 @@ impl Cluster {
     /// They cannot be listed: why, with the right that is missing.
     pub async fn each<T: DeserializeOwned>(
         &self,
-        kind: Kind,
+        kind: ObjectKind,
         namespace: Option<&str>,
         mut params: ListParams,
         mut see: impl FnMut(T),
-    ) -> Result<(), Failure> {
+    ) -> Result<(), CommandFailure> {
         params.limit = Some(PAGE);
         let what = format!("list {}", kind.resource);
         let failed = |error: AskError| error.about(&what, &self.url);
@@ -198,8 +202,8 @@ impl Cluster {
     /// All of a kind, as a list.
     ///
     /// # Errors
-    /// As [`Cluster::each`].
-    pub async fn list<T: DeserializeOwned>(&self, kind: Kind) -> Result<Vec<T>, Failure> {
+    /// As [`KubeApi::each`].
+    pub async fn list<T: DeserializeOwned>(&self, kind: ObjectKind) -> Result<Vec<T>, CommandFailure> {
         let mut all = Vec::new();
         self.each(kind, None, ListParams::default(), |object| all.push(object)).await?;
         Ok(all)
@@ -211,10 +215,10 @@ impl Cluster {
     /// It cannot be read: why, with the right that is missing.
     pub async fn get<T: DeserializeOwned>(
         &self,
-        kind: Kind,
+        kind: ObjectKind,
         namespace: Option<&str>,
         name: &str,
-    ) -> Result<Option<T>, Failure> {
+    ) -> Result<Option<T>, CommandFailure> {
         let request = Request::new(kind.path(namespace)).get(name, &GetParams::default());
         self.unless_missing(&format!("get {} {name}", kind.resource), request).await
     }
@@ -223,7 +227,12 @@ impl Cluster {
     ///
     /// # Errors
     /// It does not exist afterwards, or it is not known whether it does: why, with the right that is missing.
-    pub async fn create(&self, kind: Kind, namespace: &str, object: &Value) -> Result<(), Failure> {
+    pub async fn create(
+        &self,
+        kind: ObjectKind,
+        namespace: &str,
+        object: &Value,
+    ) -> Result<(), CommandFailure> {
         let objects = Request::new(kind.path(Some(namespace)));
         let request = objects.create(&PostParams::default(), object.to_string().into_bytes());
         self.done(&format!("create {} in namespace {namespace}", kind.resource), request).await.map(drop)
@@ -233,7 +242,7 @@ impl Cluster {
     ///
     /// # Errors
     /// It may exist for longer: why, with the right that is missing.
-    pub async fn delete(&self, kind: Kind, namespace: &str, name: &str) -> Result<(), Failure> {
+    pub async fn delete(&self, kind: ObjectKind, namespace: &str, name: &str) -> Result<(), CommandFailure> {
         let request = Request::new(kind.path(Some(namespace))).delete(name, &DeleteParams::default());
         let what = format!("delete {} {namespace}/{name}", kind.resource);
         self.unless_missing::<Value>(&what, request).await.map(drop)
@@ -243,7 +252,12 @@ impl Cluster {
     ///
     /// # Errors
     /// It stays as it is: why, with the right that is missing.
-    pub async fn patch_json(&self, kind: Kind, name: &str, patch: &Value) -> Result<(), Failure> {
+    pub async fn patch_json(
+        &self,
+        kind: ObjectKind,
+        name: &str,
+        patch: &Value,
+    ) -> Result<(), CommandFailure> {
         // The library's own type for it takes another crate, and has the same bytes.
         let mut request =
             Request::new(kind.path(None)).patch(name, &PatchParams::default(), &Patch::Merge(patch));
@@ -257,8 +271,13 @@ impl Cluster {
     /// Changes an object's status by a strategic merge patch.
     ///
     /// # Errors
-    /// As [`Cluster::patch_json`].
-    pub async fn patch_status(&self, kind: Kind, name: &str, patch: &Value) -> Result<(), Failure> {
+    /// As [`KubeApi::patch_json`].
+    pub async fn patch_status(
+        &self,
+        kind: ObjectKind,
+        name: &str,
+        patch: &Value,
+    ) -> Result<(), CommandFailure> {
         let objects = Request::new(kind.path(None));
         let request =
             objects.patch_subresource("status", name, &PatchParams::default(), &Patch::Strategic(patch));
@@ -269,7 +288,7 @@ impl Cluster {
     ///
     /// # Errors
     /// It does not respond.
-    pub async fn version(&self) -> Result<String, Failure> {
+    pub async fn version(&self) -> Result<String, CommandFailure> {
         // `/version` is not a collection, and read as if it were an object of one.
         let what = "read the version";
         let info = self.done(what, Request::new("").get("version", &GetParams::default())).await?;
@@ -281,7 +300,7 @@ impl Cluster {
     ///
     /// # Errors
     /// The server does not answer.
-    pub async fn may(&self, right: &Right) -> Result<bool, Failure> {
+    pub async fn may(&self, right: &Right) -> Result<bool, CommandFailure> {
         let (resource, subresource) = right.resource.split_once('/').unwrap_or((right.resource, ""));
         let review = json!({
             "apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview",
@@ -297,7 +316,7 @@ impl Cluster {
     }
 
     /// The answer to a request to do something.
-    async fn done(&self, what: &str, request: Built) -> Result<Value, Failure> {
+    async fn done(&self, what: &str, request: Built) -> Result<Value, CommandFailure> {
         self.json(request).await.map_err(|error| error.about(what, &self.url))
     }
 
@@ -306,7 +325,7 @@ impl Cluster {
         &self,
         what: &str,
         request: Built,
-    ) -> Result<Option<T>, Failure> {
+    ) -> Result<Option<T>, CommandFailure> {
         match self.json(request).await {
             Ok(answer) => Ok(Some(answer)),
             Err(AskError::Api(status)) if status.is_not_found() => Ok(None),
@@ -403,8 +422,8 @@ impl From<kube::Error> for AskError {
 impl AskError {
     /// As a sentence about what was asked for.
     #[must_use]
-    pub fn about(&self, what: &str, server: &str) -> Failure {
-        Failure(match self {
+    pub fn about(&self, what: &str, server: &str) -> CommandFailure {
+        CommandFailure(match self {
             Self::Api(status) if status.is_forbidden() => {
                 format!("missing right: {what}: {}", shown(&status.message))
             }

@@ -11,7 +11,7 @@ use kube::api::{AttachParams, AttachedProcess};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 
 use crate::agents::Agent;
-use crate::cluster::{AskError, Cluster, PATIENCE, shown};
+use crate::cluster::{AskError, KubeApi, PATIENCE, shown};
 
 /// The program. The image has it where its `PATH` leads.
 const PROGRAM: &str = "redirectctl";
@@ -23,7 +23,7 @@ const MOST_TEXT: u64 = 64 << 20;
 
 /// Why an agent does not answer.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum ExecError {
+pub enum AgentExecError {
     /// The user may not do this.
     #[error("missing right: get and create pods/exec in namespace {namespace}: {message}")]
     Forbidden {
@@ -45,7 +45,7 @@ pub enum ExecError {
 
 /// What the program answered.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Output {
+pub struct ExecOutput {
     /// Its answer.
     pub stdout: Vec<u8>,
     /// What it logged.
@@ -54,7 +54,7 @@ pub struct Output {
     pub code: u8,
 }
 
-impl Output {
+impl ExecOutput {
     /// What it complained of last, without time and level, which tabs separate.
     #[must_use]
     pub fn complaint(&self) -> String {
@@ -66,7 +66,7 @@ impl Output {
 
 /// How much an answer may have, and how long it may take.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Limits {
+pub struct ExecLimits {
     /// How many bytes.
     pub most: u64,
     /// How long.
@@ -78,11 +78,11 @@ pub struct Limits {
 /// # Errors
 /// It did not run to its end.
 pub async fn output(
-    cluster: &Cluster,
+    cluster: &KubeApi,
     agent: &Agent,
     words: &[&str],
-    limits: Limits,
-) -> Result<Output, ExecError> {
+    limits: ExecLimits,
+) -> Result<ExecOutput, AgentExecError> {
     within(limits.patience, async {
         let mut process = start(cluster, agent, words).await?;
         let (stdout, stderr) = (process.stdout(), process.stderr());
@@ -90,16 +90,16 @@ pub async fn output(
         // The first failure ends it: after it, nothing may come any more.
         let (stdout, stderr, code) =
             tokio::try_join!(whole(stdout, limits.most), whole(stderr, MOST_LOG), end)?;
-        Ok(Output { stdout, stderr: String::from_utf8_lossy(&stderr).into_owned(), code })
+        Ok(ExecOutput { stdout, stderr: String::from_utf8_lossy(&stderr).into_owned(), code })
     })
     .await
 }
 
 async fn within<T>(
     patience: Duration,
-    work: impl Future<Output = Result<T, ExecError>>,
-) -> Result<T, ExecError> {
-    tokio::time::timeout(patience, work).await.unwrap_or(Err(ExecError::Late(patience)))
+    work: impl Future<Output = Result<T, AgentExecError>>,
+) -> Result<T, AgentExecError> {
+    tokio::time::timeout(patience, work).await.unwrap_or(Err(AgentExecError::Late(patience)))
 }
 
 /// The same, while its outputs are shown on these. The result is its exit code.
@@ -107,13 +107,13 @@ async fn within<T>(
 /// # Errors
 /// As [`output`].
 pub async fn forward(
-    cluster: &Cluster,
+    cluster: &KubeApi,
     agent: &Agent,
     words: &[&str],
     patience: Duration,
     mut stdout: impl AsyncWrite + Unpin,
     mut stderr: impl AsyncWrite + Unpin,
-) -> Result<u8, ExecError> {
+) -> Result<u8, AgentExecError> {
     let has_colours = words.windows(2).any(|pair| pair == ["--color", "always"]);
     within(patience, async {
         let mut process = start(cluster, agent, words).await?;
@@ -135,9 +135,9 @@ async fn show(
     from: Option<impl AsyncRead + Unpin>,
     mut passage: Passage,
     to: &mut (impl AsyncWrite + Unpin),
-) -> Result<(), ExecError> {
+) -> Result<(), AgentExecError> {
     let Some(from) = from else { return Ok(()) };
-    let lost = |error: io::Error| ExecError::Other(format!("cannot pass on the answer: {error}"));
+    let lost = |error: io::Error| AgentExecError::Other(format!("cannot pass on the answer: {error}"));
     let mut from = from.take(MOST_TEXT + 1);
     // A reader that ends early has enough of it; the program's exit code still counts.
     let mut is_read = true;
@@ -165,16 +165,16 @@ async fn show(
     }
 }
 
-fn broken(error: &io::Error) -> ExecError {
-    ExecError::Other(format!("the connection broke: {error}"))
+fn broken(error: &io::Error) -> AgentExecError {
+    AgentExecError::Other(format!("the connection broke: {error}"))
 }
 
-fn too_long(most: u64) -> ExecError {
-    ExecError::Other(format!("the answer has more than {most} bytes"))
+fn too_long(most: u64) -> AgentExecError {
+    AgentExecError::Other(format!("the answer has more than {most} bytes"))
 }
 
 /// All of it; more than `most` is an error.
-async fn whole(from: Option<impl AsyncRead + Unpin>, most: u64) -> Result<Vec<u8>, ExecError> {
+async fn whole(from: Option<impl AsyncRead + Unpin>, most: u64) -> Result<Vec<u8>, AgentExecError> {
     let mut bytes = Vec::new();
     let Some(from) = from else { return Ok(bytes) };
     from.take(most + 1).read_to_end(&mut bytes).await.map_err(|error| broken(&error))?;
@@ -184,23 +184,26 @@ async fn whole(from: Option<impl AsyncRead + Unpin>, most: u64) -> Result<Vec<u8
     Ok(bytes)
 }
 
-async fn start(cluster: &Cluster, agent: &Agent, words: &[&str]) -> Result<AttachedProcess, ExecError> {
+async fn start(cluster: &KubeApi, agent: &Agent, words: &[&str]) -> Result<AttachedProcess, AgentExecError> {
     let pods: Api<Pod> = Api::namespaced(cluster.client().clone(), &agent.namespace);
     let params = AttachParams::default().stdin(false).stdout(true).stderr(true).container(&agent.container);
     let command = std::iter::once(PROGRAM).chain(words.iter().copied());
     let started = tokio::time::timeout(PATIENCE, pods.exec(&agent.name, command, &params)).await;
-    started.map_err(|_| ExecError::Late(PATIENCE))?.map_err(|error| match AskError::from(error) {
+    started.map_err(|_| AgentExecError::Late(PATIENCE))?.map_err(|error| match AskError::from(error) {
         AskError::Api(status) if status.is_forbidden() => {
-            ExecError::Forbidden { namespace: agent.namespace.clone(), message: shown(&status.message) }
+            AgentExecError::Forbidden { namespace: agent.namespace.clone(), message: shown(&status.message) }
         }
         error @ (AskError::Api(_) | AskError::Other(_)) => {
-            ExecError::Other(error.about("exec redirectctl", cluster.url()).0)
+            AgentExecError::Other(error.about("exec redirectctl", cluster.url()).0)
         }
     })
 }
 
 /// Its exit code, once it has ended.
-fn end(process: &mut AttachedProcess, agent: &Agent) -> impl Future<Output = Result<u8, ExecError>> + use<> {
+fn end(
+    process: &mut AttachedProcess,
+    agent: &Agent,
+) -> impl Future<Output = Result<u8, AgentExecError>> + use<> {
     let (status, image) = (process.take_status(), agent.image.clone());
     async move {
         let status = match status {
@@ -209,13 +212,13 @@ fn end(process: &mut AttachedProcess, agent: &Agent) -> impl Future<Output = Res
         };
         match status {
             Some(status) => code_of(&status, &image),
-            None => Err(ExecError::Other("the connection ended before redirectctl did".to_owned())),
+            None => Err(AgentExecError::Other("the connection ended before redirectctl did".to_owned())),
         }
     }
 }
 
 /// The exit code in the status that ends an `exec`.
-fn code_of(status: &Status, image: &str) -> Result<u8, ExecError> {
+fn code_of(status: &Status, image: &str) -> Result<u8, AgentExecError> {
     if status.status.as_deref() == Some("Success") {
         return Ok(0);
     }
@@ -227,10 +230,10 @@ fn code_of(status: &Status, image: &str) -> Result<u8, ExecError> {
         ["executable file not found", "no such file or directory"].iter().any(|w| message.contains(w));
     match code {
         // What runtimes answer for a program that they do not find.
-        Some(126 | 127) => Err(ExecError::NoProgram(image.to_owned())),
+        Some(126 | 127) => Err(AgentExecError::NoProgram(image.to_owned())),
         Some(code) => Ok(code),
-        None if is_missing => Err(ExecError::NoProgram(image.to_owned())),
-        None => Err(ExecError::Other(message)),
+        None if is_missing => Err(AgentExecError::NoProgram(image.to_owned())),
+        None => Err(AgentExecError::Other(message)),
     }
 }
 
@@ -239,7 +242,7 @@ mod tests {
     use super::*;
     use serde_json::{Value, json};
 
-    fn code(status: Value) -> Result<u8, ExecError> {
+    fn code(status: Value) -> Result<u8, AgentExecError> {
         code_of(&serde_json::from_value(status).expect("a status"), "hub/install-cni:1.30")
     }
 
@@ -259,7 +262,7 @@ mod tests {
         let failed = json!({"status": "Failure", "reason": "InternalError",
             "message": "OCI runtime exec failed: exec: \"redirectctl\": executable file not found in $PATH: unknown"});
         for status in [failed, exited("127")] {
-            assert_eq!(code(status), Err(ExecError::NoProgram("hub/install-cni:1.30".to_owned())));
+            assert_eq!(code(status), Err(AgentExecError::NoProgram("hub/install-cni:1.30".to_owned())));
         }
         let failed = json!({"status": "Failure", "message": "error dialing backend: dial tcp: i/o timeout"});
         assert_eq!(code(failed).unwrap_err().to_string(), "error dialing backend: dial tcp: i/o timeout");

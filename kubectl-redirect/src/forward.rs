@@ -12,12 +12,12 @@ use explain::node_scan::ReportedFinding;
 use explain::text_writer::TextWriter;
 use serde_json::{Value, json};
 
-use crate::agents::{Agent, AgentState, Fleet};
-use crate::cluster::{Cluster, PODS};
-use crate::objects::Pod;
+use crate::agents::{Agent, Fleet, Reachability};
+use crate::cluster::{KubeApi, PODS};
+use crate::objects::ClusterPod;
 use crate::scan::not_started;
 use crate::terminal::{complain, layout, note, print};
-use crate::{FAILED, FINE, FOUND, Failure, exec};
+use crate::{CommandFailure, FAILED, FINE, FOUND, exec};
 
 /// The largest archive: `redirectctl` limits what it packs to as much.
 const MOST_ARCHIVE: u64 = 32 << 20;
@@ -27,7 +27,7 @@ const MOST_REPORT: u64 = 4 << 20;
 
 /// A command of `redirectctl`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Command {
+pub enum ForwardedCommand {
     /// `pod`: everything about a pod.
     Pod,
     /// `verify`: a pod's network namespace against what it should be.
@@ -38,7 +38,7 @@ pub enum Command {
     Why,
 }
 
-impl Command {
+impl ForwardedCommand {
     /// All of them.
     pub const ALL: [Self; 4] = [Self::Pod, Self::Verify, Self::Trace, Self::Why];
 
@@ -56,9 +56,9 @@ impl Command {
 
 /// What to pass on.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Wanted {
+pub struct ForwardRequest {
     /// The command.
-    pub command: Command,
+    pub command: ForwardedCommand,
     /// The pod, or the word that `why` explains.
     pub operand: Option<String>,
     /// Flags of `redirectctl`.
@@ -95,10 +95,10 @@ pub enum About {
 ///
 /// # Errors
 /// No agent can be asked.
-pub async fn run(cluster: &Cluster, wanted: &Wanted) -> Result<u8, Failure> {
+pub async fn run(cluster: &KubeApi, wanted: &ForwardRequest) -> Result<u8, CommandFailure> {
     let (mut words, mut unstarted) = (vec![wanted.command.name().to_owned()], None);
     let agent = match (wanted.command, &wanted.operand) {
-        (Command::Why, reason) => {
+        (ForwardedCommand::Why, reason) => {
             words.extend(reason.clone());
             any_agent(cluster).await?
         }
@@ -106,7 +106,7 @@ pub async fn run(cluster: &Cluster, wanted: &Wanted) -> Result<u8, Failure> {
             let pod = pod_name(pod, cluster.namespace())?;
             let object = pod_of(cluster, &pod).await?;
             let agent = agent_of(cluster, &object.spec.node_name).await?;
-            if command == Command::Pod {
+            if command == ForwardedCommand::Pod {
                 unstarted = (object.status.phase == "Pending" && object.status.address.is_empty())
                     .then(|| pod.clone());
             } else {
@@ -115,7 +115,7 @@ pub async fn run(cluster: &Cluster, wanted: &Wanted) -> Result<u8, Failure> {
             words.push(pod.to_string());
             agent
         }
-        (_, None) => return Err(Failure("POD is missing: the pod, as NAMESPACE/NAME".to_owned())),
+        (_, None) => return Err(CommandFailure("POD is missing: the pod, as NAMESPACE/NAME".to_owned())),
     };
     words.extend(wanted.words.iter().cloned());
     let has = |flag: &str| words.iter().any(|word| word.split('=').next() == Some(flag));
@@ -134,20 +134,20 @@ pub async fn run(cluster: &Cluster, wanted: &Wanted) -> Result<u8, Failure> {
 }
 
 /// Why a pod has no network yet, as far as its events say: the agents may not read events, and the user may.
-async fn why_not_started(cluster: &Cluster, pod: &PodName) -> Option<ReportedFinding> {
+async fn why_not_started(cluster: &KubeApi, pod: &PodName) -> Option<ReportedFinding> {
     let found = not_started(cluster, Some(&pod.namespace), &BTreeSet::from([pod.to_string()])).await;
     found.into_iter().next().map(|(_, finding)| finding)
 }
 
 /// The answer of `redirectctl`, and a finding that it cannot know.
 async fn with_finding(
-    cluster: &Cluster,
+    cluster: &KubeApi,
     agent: &Agent,
     words: &[&str],
     patience: Duration,
     finding: &ReportedFinding,
-) -> Result<u8, Failure> {
-    let limits = exec::Limits { most: MOST_REPORT, patience };
+) -> Result<u8, CommandFailure> {
+    let limits = exec::ExecLimits { most: MOST_REPORT, patience };
     let output = exec::output(cluster, agent, words, limits).await.map_err(|error| about(agent, &error))?;
     note(&Printable::lines(&output.stderr));
     if let Ok(mut report) = serde_json::from_slice::<Value>(&output.stdout) {
@@ -168,7 +168,7 @@ async fn with_finding(
 ///
 /// # Errors
 /// The nodes are too many, or none of them can be asked.
-pub async fn bundle(cluster: &Cluster, wanted: &WantedBundle) -> Result<u8, Failure> {
+pub async fn bundle(cluster: &KubeApi, wanted: &WantedBundle) -> Result<u8, CommandFailure> {
     let nodes = match &wanted.about {
         About::Nodes(nodes) => nodes.clone(),
         About::AllNodes => Fleet::find(cluster).await?.agents(cluster, None).await?.into_keys().collect(),
@@ -181,13 +181,13 @@ pub async fn bundle(cluster: &Cluster, wanted: &WantedBundle) -> Result<u8, Fail
     }
     if nodes.len() > wanted.limit {
         let (count, limit) = (nodes.len(), wanted.limit);
-        return Err(Failure(format!(
+        return Err(CommandFailure(format!(
             "{count} nodes, more than --limit {limit}; name some with --node, or raise it"
         )));
     }
     if let Some(file) = &wanted.file {
         let file = file.display();
-        return Err(Failure(format!(
+        return Err(CommandFailure(format!(
             "{file} cannot hold the archives of {} nodes; leave out --file",
             nodes.len()
         )));
@@ -203,17 +203,17 @@ pub async fn bundle(cluster: &Cluster, wanted: &WantedBundle) -> Result<u8, Fail
     Ok(worst)
 }
 
-async fn bundle_of(cluster: &Cluster, node: &str, wanted: &WantedBundle) -> Result<u8, Failure> {
+async fn bundle_of(cluster: &KubeApi, node: &str, wanted: &WantedBundle) -> Result<u8, CommandFailure> {
     let file = wanted.file.clone().unwrap_or_else(|| format!("redirectctl-{node}.tar.gz").into());
     // Before anything is gathered, because that takes a while; writing asks again.
     if file.symlink_metadata().is_ok() {
-        return Err(Failure(format!(
+        return Err(CommandFailure(format!(
             "{} exists, and nothing is overwritten; name another file",
             file.display()
         )));
     }
     let agent = agent_of(cluster, node).await?;
-    let limits = exec::Limits { most: MOST_ARCHIVE, patience: wanted.patience };
+    let limits = exec::ExecLimits { most: MOST_ARCHIVE, patience: wanted.patience };
     let output = exec::output(cluster, &agent, &["bundle", "-"], limits)
         .await
         .map_err(|error| about(&agent, &error))?;
@@ -222,7 +222,7 @@ async fn bundle_of(cluster: &Cluster, node: &str, wanted: &WantedBundle) -> Resu
         return Ok(output.code);
     }
     write_new(&file, &output.stdout)
-        .map_err(|error| Failure(format!("cannot write {}: {error}", file.display())))?;
+        .map_err(|error| CommandFailure(format!("cannot write {}: {error}", file.display())))?;
     print(&Printable::line(&format!(
         "{} has {} bytes, of node {node}",
         file.display(),
@@ -231,8 +231,8 @@ async fn bundle_of(cluster: &Cluster, node: &str, wanted: &WantedBundle) -> Resu
     Ok(FINE)
 }
 
-fn about(agent: &Agent, error: &exec::ExecError) -> Failure {
-    Failure(format!("agent {} on node {}: {error}", agent.pod(), agent.node))
+fn about(agent: &Agent, error: &exec::AgentExecError) -> CommandFailure {
+    CommandFailure(format!("agent {} on node {}: {error}", agent.pod(), agent.node))
 }
 
 /// A file that appears whole or not at all, and that only its owner may read.
@@ -250,48 +250,50 @@ fn write_new(file: &Path, bytes: &[u8]) -> io::Result<()> {
 }
 
 /// Namespace and name of a pod: `NAMESPACE/NAME`, or a name in the usual namespace.
-fn pod_name(text: &str, usual: &str) -> Result<PodName, Failure> {
+fn pod_name(text: &str, usual: &str) -> Result<PodName, CommandFailure> {
     let text = text.strip_prefix("pod/").or_else(|| text.strip_prefix("pods/")).unwrap_or(text);
-    PodName::parse(text, usual).map_err(Failure)
+    PodName::parse(text, usual).map_err(CommandFailure)
 }
 
 /// A pod that has a node.
-async fn pod_of(cluster: &Cluster, name: &PodName) -> Result<Pod, Failure> {
-    let found: Option<Pod> = cluster.get(PODS, Some(&name.namespace), &name.name).await?;
+async fn pod_of(cluster: &KubeApi, name: &PodName) -> Result<ClusterPod, CommandFailure> {
+    let found: Option<ClusterPod> = cluster.get(PODS, Some(&name.namespace), &name.name).await?;
     let pod = found.ok_or_else(|| {
-        Failure(format!(
+        CommandFailure(format!(
             "the API server has no pod {name}; kubectl get pods -n {} lists its pods",
             name.namespace
         ))
     })?;
     if pod.spec.node_name.is_empty() {
-        return Err(Failure(format!("pod {name} has no node yet; kubectl describe pod shows why")));
+        return Err(CommandFailure(format!("pod {name} has no node yet; kubectl describe pod shows why")));
     }
     Ok(pod)
 }
 
 /// The agent of a node, if it can be asked.
-async fn agent_of(cluster: &Cluster, node: &str) -> Result<Agent, Failure> {
+async fn agent_of(cluster: &KubeApi, node: &str) -> Result<Agent, CommandFailure> {
     let fleet = Fleet::find(cluster).await?;
     let agent = fleet.agents(cluster, Some(node)).await?.remove(node).ok_or_else(|| {
-        Failure(format!("node {node} has no agent: no pod of {fleet}; does it tolerate the node's taints?"))
+        CommandFailure(format!(
+            "node {node} has no agent: no pod of {fleet}; does it tolerate the node's taints?"
+        ))
     })?;
     match &agent.state {
-        AgentState::NotRunning(why) => Err(Failure(format!(
+        Reachability::NotRunning(why) => Err(CommandFailure(format!(
             "agent {} on node {node} does not run ({why}); kubectl -n {} describe pod {} shows why",
             agent.pod(),
             agent.namespace,
             agent.name
         ))),
-        AgentState::NotReady | AgentState::Ready => Ok(agent),
+        Reachability::NotReady | Reachability::Ready => Ok(agent),
     }
 }
 
-async fn any_agent(cluster: &Cluster) -> Result<Agent, Failure> {
+async fn any_agent(cluster: &KubeApi) -> Result<Agent, CommandFailure> {
     let fleet = Fleet::find(cluster).await?;
     let agents = fleet.agents(cluster, None).await?.into_values();
     agents.max_by(|one, other| one.state.cmp(&other.state)).ok_or_else(|| {
-        Failure(format!("no agent found: no pod of {fleet}; redirectctl why answers anywhere"))
+        CommandFailure(format!("no agent found: no pod of {fleet}; redirectctl why answers anywhere"))
     })
 }
 

@@ -25,16 +25,16 @@ use std::process::ExitCode;
 use explain::Printable;
 pub use explain::{FAILED, FINE, FOUND};
 
-use crate::args::{Job, Line};
-use crate::cluster::{Access, Cluster};
+use crate::args::{Job, RequestedCommand};
+use crate::cluster::{KubeApi, KubectlFlags};
 use crate::terminal::{complain, note, print};
 
 /// Why a command cannot be carried out, and what to do, in a sentence.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
-pub struct Failure(pub String);
+pub struct CommandFailure(pub String);
 
-impl Failure {
+impl CommandFailure {
     /// One of this text.
     pub fn of(what: impl std::fmt::Display) -> Self {
         Self(what.to_string())
@@ -45,8 +45,8 @@ impl Failure {
 #[must_use]
 pub fn run(words: Vec<String>) -> ExitCode {
     let (access, job) = match args::read(words) {
-        Ok(Line::Job(access, job)) => (access, job),
-        Ok(Line::Print(text)) => return exit(print(&Printable::lines(&text)).map(|()| FINE)),
+        Ok(RequestedCommand::Job(access, job)) => (access, job),
+        Ok(RequestedCommand::Print(text)) => return exit(print(&Printable::lines(&text)).map(|()| FINE)),
         Err(usage) => {
             note(&Printable::lines(&format!("kubectl-redirect: {usage}\n")));
             return ExitCode::from(FAILED);
@@ -60,19 +60,19 @@ pub fn run(words: Vec<String>) -> ExitCode {
             runtime.shutdown_background();
             done
         }
-        Err(error) => Err(Failure::of(error)),
+        Err(error) => Err(CommandFailure::of(error)),
     })
 }
 
-fn exit(done: Result<u8, Failure>) -> ExitCode {
+fn exit(done: Result<u8, CommandFailure>) -> ExitCode {
     ExitCode::from(done.unwrap_or_else(|failure| {
         complain(&failure);
         FAILED
     }))
 }
 
-async fn execute(access: &Access, job: Job) -> Result<u8, Failure> {
-    let cluster = Cluster::new(access).await?;
+async fn execute(access: &KubectlFlags, job: Job) -> Result<u8, CommandFailure> {
+    let cluster = KubeApi::new(access).await?;
     match job {
         Job::Scan(wanted) => scan::run(&cluster, &wanted).await,
         Job::Watch(wanted) => watch::run(&cluster, &wanted).await,

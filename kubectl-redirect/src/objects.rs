@@ -42,7 +42,7 @@ pub struct Meta {
 /// An event.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub struct Event {
+pub struct ClusterEvent {
     /// What it is about.
     pub involved_object: Meta,
     /// What happened, in a word.
@@ -60,7 +60,7 @@ pub struct Event {
 /// A pod.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default)]
-pub struct Pod {
+pub struct ClusterPod {
     /// Its name and labels.
     pub metadata: Meta,
     /// What it should be.
@@ -69,7 +69,7 @@ pub struct Pod {
     pub status: PodStatus,
 }
 
-impl Pod {
+impl ClusterPod {
     /// `NAMESPACE/NAME`.
     #[must_use]
     pub fn name(&self) -> String {
@@ -132,7 +132,7 @@ pub struct PodStatus {
 /// A node.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default)]
-pub struct Node {
+pub struct ClusterNode {
     /// Its name and labels.
     pub metadata: Meta,
     /// What it should be.
@@ -167,14 +167,14 @@ pub struct NodeStatus {
 /// A DaemonSet.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default)]
-pub struct Workload {
+pub struct DaemonSet {
     /// Its name and labels.
     pub metadata: Meta,
     /// What it should be.
     pub spec: WorkloadSpec,
 }
 
-impl Workload {
+impl DaemonSet {
     /// Its containers.
     #[must_use]
     pub fn containers(&self) -> &[Container] {
@@ -187,7 +187,7 @@ impl Workload {
 #[serde(default)]
 pub struct WorkloadSpec {
     /// Its pods.
-    pub template: Pod,
+    pub template: ClusterPod,
 }
 
 /// A ClusterRoleBinding.
@@ -224,12 +224,12 @@ mod tests {
 
     #[test]
     fn objects_are_read_with_whatever_they_lack() {
-        let pod: Pod = serde_json::from_str(
+        let pod: ClusterPod = serde_json::from_str(
             r#"{"metadata":{"name":"a","ownerReferences":null},
                 "status":{"containerStatuses":null,"initContainerStatuses":[{"name":"i","lastState":{}}]}}"#,
         )
         .expect("a pod");
         assert_eq!((pod.metadata.name.as_str(), pod.status.init_container_statuses.len()), ("a", 1));
-        assert!(serde_json::from_str::<Node>("{}").is_ok());
+        assert!(serde_json::from_str::<ClusterNode>("{}").is_ok());
     }
 }

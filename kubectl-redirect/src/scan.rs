@@ -8,14 +8,14 @@ use explain::node_scan::{NodeScan, ReportedFinding};
 use futures_util::stream::{self, StreamExt as _};
 use kube::api::ListParams;
 
-use crate::agents::{Agent, AgentState, Fleet};
-use crate::cluster::{Cluster, EVENTS, NODES, PODS};
-use crate::exec::{self, ExecError};
-use crate::objects::{Event, Meta, Node, Object, Pod};
+use crate::agents::{Agent, Fleet, Reachability};
+use crate::cluster::{EVENTS, KubeApi, NODES, PODS};
+use crate::exec::{self, AgentExecError};
+use crate::objects::{ClusterEvent, ClusterNode, ClusterPod, Meta, Object};
 use crate::terminal::{Progress, counted, layout, note};
-use crate::verdict::{Audience, Filter, Unasked, VERSION, Verdict, not_set_up, seen_of_agent};
-use crate::wait::{Answer, Attempt, Goal, until_fine};
-use crate::{FAILED, Failure};
+use crate::verdict::{Audience, ClusterVerdict, PodFilter, Unasked, VERSION, not_set_up, seen_of_agent};
+use crate::wait::{Attempt, CommandText, WaitGoal, until_fine};
+use crate::{CommandFailure, FAILED};
 
 /// How many agents are asked at once.
 const AT_ONCE: usize = 16;
@@ -28,7 +28,7 @@ const MOST_BYTES: u64 = 8 << 20;
 
 /// What to scan.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Wanted {
+pub struct ScanRequest {
     /// Pods of this namespace alone.
     pub namespace: Option<String>,
     /// One node in place of all.
@@ -40,23 +40,23 @@ pub struct Wanted {
     /// How long a node may take.
     pub patience: Duration,
     /// What is good enough.
-    pub goal: Goal,
+    pub goal: WaitGoal,
 }
 
 /// What became of one node's question.
-type NodeAnswer = Result<Result<NodeScan, String>, Failure>;
+type NodeAnswer = Result<Result<NodeScan, String>, CommandFailure>;
 
 /// `scan`
 ///
 /// # Errors
 /// Nothing can be asked.
-pub async fn run(cluster: &Cluster, wanted: &Wanted) -> Result<u8, Failure> {
+pub async fn run(cluster: &KubeApi, wanted: &ScanRequest) -> Result<u8, CommandFailure> {
     until_fine(wanted.goal.wait, async || look(cluster, wanted).await).await?.print()
 }
 
 /// Asks all once.
-async fn look(cluster: &Cluster, wanted: &Wanted) -> Result<Attempt, Failure> {
-    let mut verdict = Verdict::new(filter(cluster, wanted).await?);
+async fn look(cluster: &KubeApi, wanted: &ScanRequest) -> Result<Attempt, CommandFailure> {
+    let mut verdict = ClusterVerdict::new(filter(cluster, wanted).await?);
     if wanted.node.is_some() {
         verdict.show_agents();
     }
@@ -71,20 +71,20 @@ async fn look(cluster: &Cluster, wanted: &Wanted) -> Result<Attempt, Failure> {
         verdict.see_controller(&replica);
     }
     let text = if wanted.is_json { Printable::json(&verdict.json()) } else { verdict.text(layout()) };
-    Ok(Ok(Answer { text, headline: verdict.headline(), code: verdict.code() }))
+    Ok(Ok(CommandText { text, headline: verdict.headline(), code: verdict.code() }))
 }
 
 /// Asks all once, and passes their answers to the audience; whose agents they are. The inner failure is one that may pass.
 pub(crate) async fn ask_agents(
-    cluster: &Cluster,
-    wanted: &Wanted,
+    cluster: &KubeApi,
+    wanted: &ScanRequest,
     audience: &mut impl Audience,
-) -> Result<Result<Fleet, Failure>, Failure> {
+) -> Result<Result<Fleet, CommandFailure>, CommandFailure> {
     let nodes = nodes(cluster, wanted.node.as_deref()).await?;
     let fleet = Fleet::find(cluster).await?;
     let agents = fleet.agents(cluster, wanted.node.as_deref()).await?;
     if agents.is_empty() {
-        return Ok(Err(Failure(format!(
+        return Ok(Err(CommandFailure(format!(
             "no agent found: no pod of {fleet} on {}; kubectl redirect precheck shows whether one can be installed",
             wanted.node.as_ref().map_or("any node".to_owned(), |node| format!("node {node}")),
         ))));
@@ -109,28 +109,31 @@ pub(crate) async fn ask_agents(
 }
 
 /// The nodes that can have an agent.
-async fn nodes(cluster: &Cluster, named: Option<&str>) -> Result<Vec<String>, Failure> {
+async fn nodes(cluster: &KubeApi, named: Option<&str>) -> Result<Vec<String>, CommandFailure> {
     let field_selector = named.map(|name| format!("metadata.name={name}"));
     let mut names = Vec::new();
-    let is_linux = |node: &Node| matches!(node.status.node_info.operating_system.as_str(), "linux" | "");
+    let is_linux =
+        |node: &ClusterNode| matches!(node.status.node_info.operating_system.as_str(), "linux" | "");
     let params = ListParams { field_selector, ..ListParams::default() };
     cluster
-        .each(NODES, None, params, |node: Node| {
+        .each(NODES, None, params, |node: ClusterNode| {
             if is_linux(&node) {
                 names.push(node.metadata.name);
             }
         })
         .await?;
     match named {
-        Some(name) if names.is_empty() => Err(Failure(format!("the API server has no Linux node {name}"))),
+        Some(name) if names.is_empty() => {
+            Err(CommandFailure(format!("the API server has no Linux node {name}")))
+        }
         Some(_) | None => Ok(names),
     }
 }
 
 /// Which pods are asked for.
-pub(crate) async fn filter(cluster: &Cluster, wanted: &Wanted) -> Result<Filter, Failure> {
+pub(crate) async fn filter(cluster: &KubeApi, wanted: &ScanRequest) -> Result<PodFilter, CommandFailure> {
     let namespace = wanted.namespace.clone();
-    let Some(selector) = &wanted.selector else { return Ok(Filter { namespace, names: None }) };
+    let Some(selector) = &wanted.selector else { return Ok(PodFilter { namespace, names: None }) };
     let params = ListParams::default().labels(selector);
     let mut names = BTreeSet::new();
     cluster
@@ -138,29 +141,29 @@ pub(crate) async fn filter(cluster: &Cluster, wanted: &Wanted) -> Result<Filter,
             names.insert(format!("{}/{}", pod.metadata.namespace, pod.metadata.name));
         })
         .await?;
-    Ok(Filter { namespace, names: Some(names) })
+    Ok(PodFilter { namespace, names: Some(names) })
 }
 
 /// How many pods of the mesh are on a node.
-async fn mesh_pods(cluster: &Cluster, node: &str) -> Result<usize, Failure> {
+async fn mesh_pods(cluster: &KubeApi, node: &str) -> Result<usize, CommandFailure> {
     let mut count = 0;
     let params = ListParams::default().fields(&format!("spec.nodeName={node}"));
-    let is_counted = |pod: &Pod| (pod.is_of_mesh() || pod.is_of_ambient()) && !pod.is_over();
-    cluster.each(PODS, None, params, |pod: Pod| count += usize::from(is_counted(&pod))).await?;
+    let is_counted = |pod: &ClusterPod| (pod.is_of_mesh() || pod.is_of_ambient()) && !pod.is_over();
+    cluster.each(PODS, None, params, |pod: ClusterPod| count += usize::from(is_counted(&pod))).await?;
     Ok(count)
 }
 
 async fn ask_all(
-    cluster: &Cluster,
+    cluster: &KubeApi,
     agents: BTreeMap<String, Agent>,
     patience: Duration,
     audience: &mut impl Audience,
-) -> Result<(), Failure> {
+) -> Result<(), CommandFailure> {
     let mut questions = Vec::new();
     for (node, agent) in agents {
         match &agent.state {
-            AgentState::NotRunning(why) => audience.miss(&node, Unasked::NotRunning(why.clone())),
-            AgentState::NotReady | AgentState::Ready => questions.push((node, agent)),
+            Reachability::NotRunning(why) => audience.miss(&node, Unasked::NotRunning(why.clone())),
+            Reachability::NotReady | Reachability::Ready => questions.push((node, agent)),
         }
     }
     let mut progress = Progress::new(questions.len());
@@ -178,11 +181,11 @@ async fn ask_all(
 }
 
 /// What Kubernetes knows of an agent: that it was restarted, and the last warning of each kind.
-async fn history(cluster: &Cluster, agent: &Agent) -> Vec<String> {
+async fn history(cluster: &KubeApi, agent: &Agent) -> Vec<String> {
     let about = ListParams::default()
         .fields(&format!("type=Warning,involvedObject.kind=Pod,involvedObject.name={}", agent.name));
-    let mut last: BTreeMap<String, Event> = BTreeMap::new();
-    let see = |event: Event| {
+    let mut last: BTreeMap<String, ClusterEvent> = BTreeMap::new();
+    let see = |event: ClusterEvent| {
         if last.get(&event.reason).is_none_or(|last| last.last_timestamp <= event.last_timestamp) {
             last.insert(event.reason.clone(), event);
         }
@@ -190,14 +193,14 @@ async fn history(cluster: &Cluster, agent: &Agent) -> Vec<String> {
     if let Err(failure) = cluster.each(EVENTS, Some(&agent.namespace), about, see).await {
         note(&Printable::line(&format!("what happened to the agent is not known: {failure}")));
     }
-    let words = |Event { reason, message, count, last_timestamp, .. }: Event| {
+    let words = |ClusterEvent { reason, message, count, last_timestamp, .. }: ClusterEvent| {
         format!("{reason} ({}, last at {last_timestamp}): {message}", counted(count.max(1), "time"))
     };
     agent.restarts.clone().into_iter().chain(last.into_values().map(words)).collect()
 }
 
 /// Adds why pods do not start, as far as their events say. The agents may not read events; where the user may not either, only this is missing.
-async fn explain_unseen(cluster: &Cluster, namespace: Option<&str>, audience: &mut impl Audience) {
+async fn explain_unseen(cluster: &KubeApi, namespace: Option<&str>, audience: &mut impl Audience) {
     if audience.unseen().is_empty() {
         return;
     }
@@ -208,7 +211,7 @@ async fn explain_unseen(cluster: &Cluster, namespace: Option<&str>, audience: &m
 
 /// Why these pods have no network, of those whose events say it.
 pub(crate) async fn not_started(
-    cluster: &Cluster,
+    cluster: &KubeApi,
     namespace: Option<&str>,
     pods: &BTreeSet<String>,
 ) -> Vec<(String, ReportedFinding)> {
@@ -233,13 +236,13 @@ pub(crate) async fn not_started(
 /// # Errors
 /// Events cannot be listed.
 pub(crate) async fn setup_failures(
-    cluster: &Cluster,
+    cluster: &KubeApi,
     namespace: Option<&str>,
     pods: &BTreeSet<String>,
-) -> Result<BTreeMap<String, Event>, Failure> {
+) -> Result<BTreeMap<String, ClusterEvent>, CommandFailure> {
     let params = ListParams::default().fields(SETUP_FAILED);
-    let mut last: BTreeMap<String, Event> = BTreeMap::new();
-    let see = |event: Event| {
+    let mut last: BTreeMap<String, ClusterEvent> = BTreeMap::new();
+    let see = |event: ClusterEvent| {
         let of = &event.involved_object;
         let of = format!("{}/{}", of.namespace, of.name);
         let is_later = last.get(&of).is_none_or(|last| last.last_timestamp <= event.last_timestamp);
@@ -252,11 +255,11 @@ pub(crate) async fn setup_failures(
 }
 
 /// A missing right ends it all: it is missing for every node.
-async fn ask(cluster: &Cluster, agent: &Agent, patience: Duration) -> NodeAnswer {
-    let limits = exec::Limits { most: MOST_BYTES, patience };
+async fn ask(cluster: &KubeApi, agent: &Agent, patience: Duration) -> NodeAnswer {
+    let limits = exec::ExecLimits { most: MOST_BYTES, patience };
     let output = match exec::output(cluster, agent, &["scan", "--output", "json"], limits).await {
         Ok(output) => output,
-        Err(error @ ExecError::Forbidden { .. }) => return Err(Failure::of(error)),
+        Err(error @ AgentExecError::Forbidden { .. }) => return Err(CommandFailure::of(error)),
         Err(error) => return Ok(Err(error.to_string())),
     };
     if output.code == FAILED {

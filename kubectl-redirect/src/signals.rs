@@ -5,17 +5,17 @@ use std::io;
 #[cfg(unix)]
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-use crate::Failure;
+use crate::CommandFailure;
 
 /// Ctrl-C, and on Unix whatever else asks a program to end. From here on none of them ends it by itself.
-pub(crate) struct Signals {
+pub(crate) struct EndSignals {
     #[cfg(unix)]
     all: [Signal; 3],
 }
 
-impl Signals {
-    pub(crate) fn new() -> Result<Self, Failure> {
-        Self::try_new().map_err(|error| Failure(format!("cannot receive signals: {error}")))
+impl EndSignals {
+    pub(crate) fn new() -> Result<Self, CommandFailure> {
+        Self::try_new().map_err(|error| CommandFailure(format!("cannot receive signals: {error}")))
     }
 
     #[cfg(unix)]

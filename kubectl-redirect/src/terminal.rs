@@ -3,21 +3,21 @@
 use std::io::{self, ErrorKind, IsTerminal as _, Write as _};
 
 use explain::Printable;
-use explain::text_writer::{ColorChoice, Layout};
+use explain::text_writer::{ColorChoice, TextLayout};
 
-use crate::Failure;
+use crate::CommandFailure;
 
 /// Writes the answer. A reader that ends early has enough of it.
-pub(crate) fn print(text: &Printable) -> Result<(), Failure> {
+pub(crate) fn print(text: &Printable) -> Result<(), CommandFailure> {
     pass(text).map(drop)
 }
 
 /// Writes a part of the answer; whether its reader takes more.
-pub(crate) fn pass(text: &Printable) -> Result<bool, Failure> {
+pub(crate) fn pass(text: &Printable) -> Result<bool, CommandFailure> {
     let mut out = io::stdout();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
         Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(false),
-        Err(error) => Err(Failure(format!("cannot write to standard output: {error}"))),
+        Err(error) => Err(CommandFailure(format!("cannot write to standard output: {error}"))),
         Ok(()) => Ok(true),
     }
 }
@@ -29,14 +29,14 @@ pub(crate) fn note(text: &Printable) {
 }
 
 /// Reports why a command cannot be carried out.
-pub(crate) fn complain(failure: &Failure) {
+pub(crate) fn complain(failure: &CommandFailure) {
     note(&Printable::line(&format!("kubectl-redirect: {failure}")));
 }
 
 /// How text on standard output is laid out.
-pub(crate) fn layout() -> Layout {
+pub(crate) fn layout() -> TextLayout {
     let terminal = terminal_size::terminal_size().map(|(width, _)| usize::from(width.0));
-    Layout::new(io::stdout().is_terminal(), terminal, ColorChoice::Auto, |name| std::env::var(name).ok())
+    TextLayout::new(io::stdout().is_terminal(), terminal, ColorChoice::Auto, |name| std::env::var(name).ok())
 }
 
 /// How far it is, on a terminal.

@@ -9,18 +9,18 @@ use std::io::{self, IsTerminal as _};
 use std::time::Duration;
 
 use explain::Printable;
-use explain::text_writer::{LONGEST_SEEN, Layout, TextStyle, TextWriter, short};
+use explain::text_writer::{LONGEST_SEEN, TextLayout, TextStyle, TextWriter, short};
 use k8s_openapi::api::core::v1::ContainerStatus;
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
 
-use crate::agents::{Agent, AgentState, Fleet};
-use crate::cluster::{Cluster, PODS};
-use crate::objects::Pod;
+use crate::agents::{Agent, Fleet, Reachability};
+use crate::cluster::{KubeApi, PODS};
+use crate::objects::ClusterPod;
 use crate::scan::setup_failures;
-use crate::signals::Signals;
+use crate::signals::EndSignals;
 use crate::terminal::{complain, counted, layout, note, print};
-use crate::{FAILED, FINE, FOUND, Failure};
+use crate::{CommandFailure, FAILED, FINE, FOUND};
 
 /// What the chart's test and this have in common: all but names, images and places.
 const POD: &str = include_str!("../../deploy/charts/istio-cni/files/test-pod.json");
@@ -37,7 +37,7 @@ const VERSION: u32 = 1;
 
 /// What to try.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Wanted {
+pub struct TrialRequest {
     /// The nodes; two with ready agents if none are named.
     pub nodes: Vec<String>,
     /// The image of the validation, in place of the one beside the agents' image.
@@ -54,13 +54,13 @@ pub struct Wanted {
 ///
 /// # Errors
 /// Nothing was proven.
-pub async fn run(cluster: &Cluster, wanted: &Wanted) -> Result<u8, Failure> {
+pub async fn run(cluster: &KubeApi, wanted: &TrialRequest) -> Result<u8, CommandFailure> {
     let plan = Plan::make(cluster, wanted).await?;
     note(&Printable::lines(&plan.words()));
     if !wanted.is_agreed {
         ask()?;
     }
-    let mut signals = Signals::new()?;
+    let mut signals = EndSignals::new()?;
     let tried = plan.carry_out(cluster, &mut signals, wanted.patience).await;
     // Whatever became of them; also those of which it is not known whether they were created.
     let is_clean = plan.delete(cluster).await;
@@ -71,14 +71,14 @@ pub async fn run(cluster: &Cluster, wanted: &Wanted) -> Result<u8, Failure> {
 }
 
 /// Asks the user, on a terminal.
-fn ask() -> Result<(), Failure> {
-    let nothing = |why: &str| Err(Failure(format!("nothing was created: {why}")));
+fn ask() -> Result<(), CommandFailure> {
+    let nothing = |why: &str| Err(CommandFailure(format!("nothing was created: {why}")));
     if !io::stdin().is_terminal() {
         return nothing("standard input is not a terminal to agree on; --yes agrees");
     }
     note(&Printable::own("Create them? [y/N] "));
     let mut answer = String::new();
-    io::stdin().read_line(&mut answer).map_err(Failure::of)?;
+    io::stdin().read_line(&mut answer).map_err(CommandFailure::of)?;
     if ["y", "yes"].contains(&answer.trim().to_lowercase().as_str()) {
         return Ok(());
     }
@@ -94,13 +94,13 @@ struct Plan {
 }
 
 impl Plan {
-    async fn make(cluster: &Cluster, wanted: &Wanted) -> Result<Self, Failure> {
+    async fn make(cluster: &KubeApi, wanted: &TrialRequest) -> Result<Self, CommandFailure> {
         let agents = Fleet::find(cluster).await?.agents(cluster, None).await?;
         let agents = chosen(&agents, &wanted.nodes)?;
         let image = match (&wanted.image, agents.first()) {
             (Some(image), _) => image.clone(),
             (None, Some(agent)) => validator(&agent.image)?,
-            (None, None) => return Err(Failure("no node is named".to_owned())),
+            (None, None) => return Err(CommandFailure("no node is named".to_owned())),
         };
         // Names that no other run has, so that all of them can be deleted.
         let run = RandomState::new().build_hasher().finish() >> 32;
@@ -124,8 +124,8 @@ impl Plan {
         text
     }
 
-    fn object(&self, name: &str, node: &str) -> Result<Value, Failure> {
-        let mut pod: Value = serde_json::from_str(POD).map_err(Failure::of)?;
+    fn object(&self, name: &str, node: &str) -> Result<Value, CommandFailure> {
+        let mut pod: Value = serde_json::from_str(POD).map_err(CommandFailure::of)?;
         pod["apiVersion"] = json!("v1");
         pod["kind"] = json!("Pod");
         pod["metadata"]["name"] = json!(name);
@@ -142,25 +142,25 @@ impl Plan {
     /// Creates the pods, and waits for their ends.
     async fn carry_out(
         &self,
-        cluster: &Cluster,
-        signals: &mut Signals,
+        cluster: &KubeApi,
+        signals: &mut EndSignals,
         patience: Duration,
-    ) -> Result<Vec<Trial>, Failure> {
+    ) -> Result<Vec<Trial>, CommandFailure> {
         for (name, node) in &self.pods {
             cluster.create(PODS, &self.namespace, &self.object(name, node)?).await?;
         }
         tokio::select! {
             ends = self.ends(cluster, patience) => ends,
-            () = signals.received() => Err(Failure("interrupted before the pods had ended".to_owned())),
+            () = signals.received() => Err(CommandFailure("interrupted before the pods had ended".to_owned())),
         }
     }
 
-    async fn ends(&self, cluster: &Cluster, patience: Duration) -> Result<Vec<Trial>, Failure> {
+    async fn ends(&self, cluster: &KubeApi, patience: Duration) -> Result<Vec<Trial>, CommandFailure> {
         let late = Instant::now() + patience;
         loop {
             let mut trials = Vec::new();
             for (name, node) in &self.pods {
-                let pod: Option<Pod> = cluster.get(PODS, Some(&self.namespace), name).await?;
+                let pod: Option<ClusterPod> = cluster.get(PODS, Some(&self.namespace), name).await?;
                 let end = pod.as_ref().map_or(End::Lost, End::of);
                 trials.push(Trial { pod: format!("{}/{name}", self.namespace), node: node.clone(), end });
             }
@@ -177,7 +177,7 @@ impl Plan {
     }
 
     /// Adds why pods did not start, as far as their events say.
-    async fn explain(&self, cluster: &Cluster, trials: &mut [Trial]) {
+    async fn explain(&self, cluster: &KubeApi, trials: &mut [Trial]) {
         let names: BTreeSet<String> = trials.iter().map(|trial| trial.pod.clone()).collect();
         match setup_failures(cluster, Some(&self.namespace), &names).await {
             Ok(mut events) => {
@@ -192,7 +192,7 @@ impl Plan {
     }
 
     /// Deletes the pods, and reports it; whether all of them are deleted.
-    async fn delete(&self, cluster: &Cluster) -> bool {
+    async fn delete(&self, cluster: &KubeApi) -> bool {
         let mut left = Vec::new();
         for (name, _) in &self.pods {
             if let Err(failure) = cluster.delete(PODS, &self.namespace, name).await {
@@ -204,36 +204,39 @@ impl Plan {
             note(&Printable::line(&format!("deleted {}", counted(self.pods.len(), "pod"))));
         } else {
             let command = format!("kubectl -n {} delete pod {}", self.namespace, left.join(" "));
-            complain(&Failure(format!("pods may be left; run {command}")));
+            complain(&CommandFailure(format!("pods may be left; run {command}")));
         }
         left.is_empty()
     }
 }
 
 /// The agents of the nodes that are named, or those of the first ones that are ready.
-fn chosen<'a>(agents: &'a BTreeMap<String, Agent>, nodes: &[String]) -> Result<Vec<&'a Agent>, Failure> {
+fn chosen<'a>(
+    agents: &'a BTreeMap<String, Agent>,
+    nodes: &[String],
+) -> Result<Vec<&'a Agent>, CommandFailure> {
     let of = |node: &String| {
-        agents
-            .get(node)
-            .ok_or_else(|| Failure(format!("node {node} has no agent; kubectl redirect scan lists them")))
+        agents.get(node).ok_or_else(|| {
+            CommandFailure(format!("node {node} has no agent; kubectl redirect scan lists them"))
+        })
     };
     if !nodes.is_empty() {
         return nodes.iter().map(of).collect();
     }
     let ready: Vec<&Agent> =
-        agents.values().filter(|agent| agent.state == AgentState::Ready).take(NODES).collect();
+        agents.values().filter(|agent| agent.state == Reachability::Ready).take(NODES).collect();
     if ready.is_empty() {
-        return Err(Failure("no agent is ready; kubectl redirect scan shows why".to_owned()));
+        return Err(CommandFailure("no agent is ready; kubectl redirect scan shows why".to_owned()));
     }
     Ok(ready)
 }
 
 /// The image that validates, beside the agents'.
-fn validator(agents: &str) -> Result<String, Failure> {
+fn validator(agents: &str) -> Result<String, CommandFailure> {
     let (ours, validators) = IMAGES;
     match agents.rsplit_once(ours) {
         Some((hub, tag)) if !tag.contains('/') => Ok(format!("{hub}{validators}{tag}")),
-        Some(_) | None => Err(Failure(format!(
+        Some(_) | None => Err(CommandFailure(format!(
             "agents run {agents}, from which the name of the validator's image does not follow; name that with --image"
         ))),
     }
@@ -264,7 +267,7 @@ enum End {
 }
 
 impl End {
-    fn of(pod: &Pod) -> Self {
+    fn of(pod: &ClusterPod) -> Self {
         let status = &pod.status;
         let all = || status.init_container_statuses.iter().chain(&status.container_statuses);
         let ended = |one: &ContainerStatus| one.state.clone().unwrap_or_default().terminated;
@@ -330,7 +333,7 @@ fn code(trials: &[Trial]) -> u8 {
     if trials.iter().any(is_found) { FOUND } else { FAILED }
 }
 
-fn text(trials: &[Trial], layout: Layout) -> Printable {
+fn text(trials: &[Trial], layout: TextLayout) -> Printable {
     let mut paper = TextWriter::new(layout);
     for Trial { node, end, .. } in trials {
         let style = if *end == End::Redirected { TextStyle::Green } else { TextStyle::Red };

@@ -5,12 +5,12 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use cni_core::enrolment_report::headline;
 use explain::node_scan::{NodeScan, ReportedFinding, ScannedPod};
-use explain::text_writer::{LONGEST_SEEN, Layout, TextStyle, TextWriter, short};
+use explain::text_writer::{LONGEST_SEEN, TextLayout, TextStyle, TextWriter, short};
 use explain::{Printable, Severity};
 use reasons::PodState;
 use serde_json::{Value, json};
 
-use crate::agents::{Agent, AgentState};
+use crate::agents::{Agent, Reachability};
 use crate::terminal::{counted, names};
 use crate::{FAILED, FINE, FOUND};
 
@@ -31,14 +31,14 @@ const MOST_OF_AGENT: usize = 24;
 
 /// Which pods are asked for.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Filter {
+pub struct PodFilter {
     /// Those of this namespace.
     pub namespace: Option<String>,
     /// Those of these names, `NAMESPACE/NAME`.
     pub names: Option<BTreeSet<String>>,
 }
 
-impl Filter {
+impl PodFilter {
     pub(crate) fn has(&self, subject: &str) -> bool {
         let namespace = subject.split('/').next();
         self.namespace.as_deref().is_none_or(|wanted| namespace == Some(wanted))
@@ -136,8 +136,8 @@ impl Counts {
 
 /// What is known of the cluster.
 #[derive(Debug, Default)]
-pub struct Verdict {
-    filter: Filter,
+pub struct ClusterVerdict {
+    filter: PodFilter,
     /// Pods that are to be redirected to their proxies.
     sidecars: Counts,
     /// Pods of ambient mode.
@@ -160,10 +160,10 @@ pub struct Verdict {
     shows_agents: bool,
 }
 
-impl Verdict {
+impl ClusterVerdict {
     /// Nothing yet, about these pods.
     #[must_use]
-    pub fn new(filter: Filter) -> Self {
+    pub fn new(filter: PodFilter) -> Self {
         Self { filter, ..Self::default() }
     }
 
@@ -238,7 +238,7 @@ impl Verdict {
 
     /// For people.
     #[must_use]
-    pub fn text(&self, layout: Layout) -> Printable {
+    pub fn text(&self, layout: TextLayout) -> Printable {
         let mut paper = TextWriter::new(layout);
         let nodes = self.asked + self.unasked.len();
         let style = |is_good: bool| if is_good { TextStyle::Green } else { TextStyle::Red };
@@ -327,17 +327,17 @@ impl Verdict {
     /// Takes a replica of the taint controller into account, none of which is ready.
     pub fn see_controller(&mut self, replica: &Agent) {
         let state = match &replica.state {
-            AgentState::NotRunning(why) => format!(" (not running: {why})"),
-            AgentState::NotReady | AgentState::Ready => String::new(),
+            Reachability::NotRunning(why) => format!(" (not running: {why})"),
+            Reachability::NotReady | Reachability::Ready => String::new(),
         };
         self.controllers.push(format!("{} on {}{state}", replica.pod(), replica.node));
     }
 }
 
-impl Audience for Verdict {
+impl Audience for ClusterVerdict {
     fn see(&mut self, agent: &Agent) {
         *self.images.entry(agent.image.clone()).or_default() += 1;
-        if agent.state == AgentState::NotReady {
+        if agent.state == Reachability::NotReady {
             self.not_ready.push(format!("{} on {}", agent.pod(), agent.node));
         }
     }
@@ -474,7 +474,7 @@ fn sorted_names(all: &[String]) -> String {
 mod tests {
     use super::*;
 
-    fn agent(node: &str, image: &str, state: AgentState) -> Agent {
+    fn agent(node: &str, image: &str, state: Reachability) -> Agent {
         Agent {
             namespace: "mesh".to_owned(),
             name: format!("istio-cni-node-{node}"),
@@ -504,8 +504,8 @@ mod tests {
 
     #[test]
     fn a_sound_cluster_is_fine() {
-        let mut verdict = Verdict::default();
-        verdict.see(&agent("a", "hub/install-cni:0.1.0", AgentState::Ready));
+        let mut verdict = ClusterVerdict::default();
+        verdict.see(&agent("a", "hub/install-cni:0.1.0", Reachability::Ready));
         verdict.add(
             "a",
             scan(&[
@@ -515,7 +515,7 @@ mod tests {
         );
         verdict.miss("gpu", Unasked::NoAgent(0));
         assert_eq!(verdict.code(), FINE);
-        let text = verdict.text(Layout::default());
+        let text = verdict.text(TextLayout::default());
         assert!(text.starts_with("1 of 1 pods redirected, verified\n1 pod outside the mesh or excluded; 1 of 2 nodes answered\n"), "{text}");
         assert!(text.contains("1 node: no agent, and no mesh pods: gpu\n"), "{text}");
         assert!(
@@ -528,7 +528,7 @@ mod tests {
 
     #[test]
     fn the_rest_is_listed_by_cause_with_the_first_names() {
-        let mut verdict = Verdict::default();
+        let mut verdict = ClusterVerdict::default();
         let names: Vec<String> = (0..42).map(|number| format!("shop/cart-{number:02}")).collect();
         let bad: &[(&str, &str)] = &[("not-redirected", "error"), ("misspelt-setting", "warning")];
         let pods: Vec<_> = names.iter().map(|name| (name.as_str(), "not-redirected", bad)).collect();
@@ -541,7 +541,7 @@ mod tests {
             ]),
         );
         assert_eq!(verdict.code(), FOUND);
-        let text = verdict.text(Layout::default());
+        let text = verdict.text(TextLayout::default());
         assert!(text.starts_with("1 of 43 pods redirected, verified\n"), "{text}");
         let unwrapped = text.split_whitespace().collect::<Vec<_>>().join(" ");
         assert!(unwrapped.contains("shop/cart-03, shop/cart-04 and 37 more"), "{text}");
@@ -557,7 +557,7 @@ mod tests {
         let node = |findings: Vec<Value>| {
             serde_json::from_value(json!({"version": 1, "node": findings, "pods": []})).expect("a scan")
         };
-        let mut verdict = Verdict::default();
+        let mut verdict = ClusterVerdict::default();
         for name in ["a", "b"] {
             verdict
                 .add(name, node(vec![finding("agent-not-ready", "error", &["no entry in 10-a.conflist"])]));
@@ -571,7 +571,7 @@ mod tests {
                 json!({"code": "agent-not-ready", "severity": "error", "meaning": "m", "remedy": "r"}),
             ]),
         );
-        let text = verdict.text(Layout::default());
+        let text = verdict.text(TextLayout::default());
         assert!(
             text.contains("\n  a, b, e\n  - a, b: no entry in 10-a.conflist\n  what to do: r\n"),
             "{text}"
@@ -590,7 +590,7 @@ mod tests {
     #[test]
     fn notes_about_an_agent_are_shown_where_one_node_is_asked() {
         let of = |shows_agents: bool| {
-            let mut verdict = Verdict::default();
+            let mut verdict = ClusterVerdict::default();
             if shows_agents {
                 verdict.show_agents();
             }
@@ -598,7 +598,7 @@ mod tests {
             verdict.add_finding("a", seen_of_agent(vec!["restarted 4 times".to_owned()]));
             assert_eq!(verdict.code(), FINE);
             assert_eq!(verdict.json()["notes"][0]["seen"], json!({"a": ["restarted 4 times"]}));
-            verdict.text(Layout::default())
+            verdict.text(TextLayout::default())
         };
         let (whole, counted) = (of(true), of(false));
         assert!(whole.contains("\n  a\n  - restarted 4 times\n"), "{whole}");
@@ -615,35 +615,35 @@ mod tests {
             .map(|number| json!({"subject": format!("shop/cart-{number:03}"), "state": "drifted", "findings": [
                 {"code": "rules-differ", "severity": "error", "meaning": "m", "seen": [format!("{number}: {}", "x".repeat(5000))], "remedy": "r"}]}))
             .collect();
-        let mut verdict = Verdict::default();
+        let mut verdict = ClusterVerdict::default();
         verdict.add("a", serde_json::from_value(json!({"version": 1, "pods": pods})).expect("a scan"));
-        let text = verdict.text(Layout { width: 40, colour: false });
+        let text = verdict.text(TextLayout { width: 40, colour: false });
         assert!(text.len() < 8_000 && text.contains("- and 995 more, which -o json has"), "{text}");
         assert_eq!(verdict.json()["pods"][0]["seen"].as_object().map(serde_json::Map::len), Some(1000));
     }
 
     #[test]
     fn what_could_not_be_asked_is_told_with_its_reason() {
-        let mut verdict = Verdict::default();
+        let mut verdict = ClusterVerdict::default();
         verdict.add("a", scan(&[("shop/cart", "verified", &[])]));
         verdict.miss("b", Unasked::Failed("no response within 20s".to_owned()));
         assert_eq!(verdict.code(), FAILED);
         verdict.miss("c", Unasked::NotRunning("CrashLoopBackOff".to_owned()));
         assert_eq!(verdict.code(), FOUND);
-        verdict.see(&agent("d", "hub/install-cni:0.0.9", AgentState::NotReady));
-        let text = verdict.text(Layout::default());
+        verdict.see(&agent("d", "hub/install-cni:0.0.9", Reachability::NotReady));
+        let text = verdict.text(TextLayout::default());
         assert!(text.contains("1 node: agent not running: CrashLoopBackOff: c\n"), "{text}");
         assert!(text.contains("1 node: no answer: no response within 20s: b\n"), "{text}");
         assert!(text.contains("agents not ready: mesh/istio-cni-node-d on d\n"), "{text}");
-        assert_eq!(Verdict::default().code(), FAILED);
+        assert_eq!(ClusterVerdict::default().code(), FAILED);
     }
 
     #[test]
     fn without_any_answer_no_pod_is_called_redirected() {
-        let mut verdict = Verdict::default();
+        let mut verdict = ClusterVerdict::default();
         verdict.miss("a", Unasked::Failed("no response within 20s".to_owned()));
         assert_eq!(verdict.code(), FAILED);
-        let text = verdict.text(Layout::default());
+        let text = verdict.text(TextLayout::default());
         assert!(text.starts_with("no agent answered, so nothing is known of any pod\n"), "{text}");
         assert!(text.contains("0 of 1 node answered") && !text.contains("verified"), "{text}");
         // That agents do not run is found out without their answers.
@@ -654,11 +654,11 @@ mod tests {
     #[test]
     fn warnings_can_be_ignored_and_pods_that_are_not_redirected_cannot() {
         let of = |state: &str, severity: &str| {
-            let mut verdict = Verdict::default();
+            let mut verdict = ClusterVerdict::default();
             verdict.add("a", scan(&[("shop/cart", state, &[("some-cause", severity)])]));
             let strict = verdict.code();
             verdict.ignore_warnings();
-            assert!(verdict.text(Layout::default()).contains("some-cause"), "it is shown all the same");
+            assert!(verdict.text(TextLayout::default()).contains("some-cause"), "it is shown all the same");
             (strict, verdict.code())
         };
         assert_eq!(of("verified", "note"), (FINE, FINE));
@@ -669,7 +669,7 @@ mod tests {
 
     #[test]
     fn mesh_pods_on_a_node_without_an_agent_are_a_problem() {
-        let mut verdict = Verdict::default();
+        let mut verdict = ClusterVerdict::default();
         verdict.add("a", scan(&[]));
         assert_eq!(verdict.code(), FINE);
         verdict.miss("b", Unasked::NoAgent(1));
@@ -678,23 +678,23 @@ mod tests {
 
     #[test]
     fn an_agent_that_is_not_ready_is_a_problem() {
-        let mut verdict = Verdict::default();
-        verdict.see(&agent("a", "i", AgentState::NotReady));
+        let mut verdict = ClusterVerdict::default();
+        verdict.see(&agent("a", "i", Reachability::NotReady));
         verdict.add("a", scan(&[]));
         assert_eq!(verdict.code(), FOUND);
     }
 
     #[test]
     fn a_taint_controller_of_which_no_replica_is_ready_is_a_problem() {
-        let mut verdict = Verdict::default();
+        let mut verdict = ClusterVerdict::default();
         verdict.add("a", scan(&[]));
-        verdict.see_controller(&agent("a", "i", AgentState::NotReady));
-        verdict.see_controller(&agent("b", "i", AgentState::NotRunning("CrashLoopBackOff".to_owned())));
+        verdict.see_controller(&agent("a", "i", Reachability::NotReady));
+        verdict.see_controller(&agent("b", "i", Reachability::NotRunning("CrashLoopBackOff".to_owned())));
         assert_eq!(verdict.code(), FOUND);
         let replicas =
             ["mesh/istio-cni-node-a on a", "mesh/istio-cni-node-b on b (not running: CrashLoopBackOff)"];
         assert_eq!(verdict.json()["taintControllersNotReady"], json!(replicas));
-        let text = verdict.text(Layout::default());
+        let text = verdict.text(TextLayout::default());
         let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
         assert!(text.contains(&format!("{NO_LEADER}: {}", replicas.join(", "))), "{text}");
     }
@@ -704,9 +704,9 @@ mod tests {
         let mut bad =
             scan(&[("shop/cart", "drifted", &[("rules-differ", "error")]), ("shop/new", "unseen", &[])]);
         bad.pods[0].consequences = vec!["all outbound traffic bypasses the proxy".to_owned()];
-        let mut verdict = Verdict::default();
+        let mut verdict = ClusterVerdict::default();
         verdict.add("a", bad);
-        let text = verdict.text(Layout::default());
+        let text = verdict.text(TextLayout::default());
         assert!(
             text.starts_with(
                 "0 of 1 pods redirected, verified\n0 pods outside the mesh or excluded, 1 not started;"
@@ -722,7 +722,7 @@ mod tests {
 
     #[test]
     fn a_pod_that_cannot_start_is_a_problem_and_one_that_has_not_yet_is_none() {
-        let mut verdict = Verdict::default();
+        let mut verdict = ClusterVerdict::default();
         verdict.add("a", scan(&[("shop/new", "unseen", &[]), ("shop/next", "unseen", &[])]));
         assert_eq!((verdict.code(), verdict.unseen().len()), (FINE, 2));
         verdict.add_finding("shop/new", not_set_up("403"));
@@ -732,7 +732,7 @@ mod tests {
 
     #[test]
     fn a_state_of_a_newer_agent_is_no_good_one() {
-        let mut verdict = Verdict::default();
+        let mut verdict = ClusterVerdict::default();
         verdict.add("a", scan(&[("shop/cart", "enchanted", &[])]));
         assert_eq!((verdict.sidecars, verdict.code()), (Counts { expected: 1, verified: 0 }, FOUND));
     }
@@ -748,9 +748,9 @@ mod tests {
         for pod in &mut mixed.pods[1..] {
             pod.data_plane = Some(AMBIENT.to_owned());
         }
-        let mut verdict = Verdict::default();
+        let mut verdict = ClusterVerdict::default();
         verdict.add("a", mixed);
-        let text = verdict.text(Layout::default());
+        let text = verdict.text(TextLayout::default());
         let lines =
             "1 of 1 pods redirected, verified\n1 of 2 ambient pods enrolled, verified\n0 pods outside";
         assert!(text.starts_with(lines) && text.contains("not-enrolled: 1 pod: "), "{text}");
@@ -768,7 +768,8 @@ mod tests {
         ]);
         let of = |namespace: Option<&str>, names: Option<&[&str]>| {
             let names = names.map(|names| names.iter().map(|name| (*name).to_owned()).collect());
-            let mut verdict = Verdict::new(Filter { namespace: namespace.map(str::to_owned), names });
+            let mut verdict =
+                ClusterVerdict::new(PodFilter { namespace: namespace.map(str::to_owned), names });
             verdict.add("a", pods.clone());
             (verdict.sidecars.verified, verdict.sidecars.expected, verdict.code())
         };

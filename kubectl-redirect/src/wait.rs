@@ -6,7 +6,7 @@ use explain::Printable;
 use tokio::time::{Instant, sleep};
 
 use crate::terminal::{note, print};
-use crate::{FINE, Failure};
+use crate::{CommandFailure, FINE};
 
 /// How long to wait, where that is not said.
 pub(crate) const USUAL_WAIT: &str = "5m";
@@ -16,7 +16,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
 /// What is good enough, and how long to try.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Goal {
+pub struct WaitGoal {
     /// How long to wait until nothing is wrong; not at all if none is said.
     pub wait: Option<Duration>,
     /// Whether warnings count for nothing.
@@ -25,7 +25,7 @@ pub struct Goal {
 
 /// What a command has to say.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Answer {
+pub(crate) struct CommandText {
     /// All of it.
     pub(crate) text: Printable,
     /// What it comes to, in a line.
@@ -34,16 +34,16 @@ pub(crate) struct Answer {
     pub(crate) code: u8,
 }
 
-impl Answer {
+impl CommandText {
     /// Shows it. The result is the exit code.
-    pub(crate) fn print(&self) -> Result<u8, Failure> {
+    pub(crate) fn print(&self) -> Result<u8, CommandFailure> {
         print(&self.text)?;
         Ok(self.code)
     }
 }
 
 /// An answer, or what it still lacks.
-pub(crate) type Attempt = Result<Answer, Failure>;
+pub(crate) type Attempt = Result<CommandText, CommandFailure>;
 
 /// The last answer: a good one, or the one when the time was over.
 ///
@@ -51,8 +51,8 @@ pub(crate) type Attempt = Result<Answer, Failure>;
 /// The first attempt was not possible, as without a right: that is not waited for. Later, an API server may restart.
 pub(crate) async fn until_fine(
     wait: Option<Duration>,
-    mut attempt: impl AsyncFnMut() -> Result<Attempt, Failure>,
-) -> Result<Answer, Failure> {
+    mut attempt: impl AsyncFnMut() -> Result<Attempt, CommandFailure>,
+) -> Result<CommandText, CommandFailure> {
     let end = wait.map(|wait| Instant::now() + wait);
     let (mut last, mut pause, mut told) = (attempt().await?, FIRST_PAUSE, String::new());
     loop {
@@ -83,7 +83,10 @@ mod tests {
     const SHORT: Option<Duration> = Some(Duration::from_millis(20));
 
     /// How often it was tried, and what came of that, if attempts end like this and then like the last of them.
-    async fn tried(wait: Option<Duration>, ends: &[Result<Attempt, Failure>]) -> (usize, Result<u8, String>) {
+    async fn tried(
+        wait: Option<Duration>,
+        ends: &[Result<Attempt, CommandFailure>],
+    ) -> (usize, Result<u8, String>) {
         let mut count = 0;
         let last = until_fine(wait, async || {
             count += 1;
@@ -93,14 +96,14 @@ mod tests {
         (count, last.map(|answer| answer.code).map_err(|failure| failure.0))
     }
 
-    fn answer(code: u8) -> Result<Attempt, Failure> {
-        Ok(Ok(Answer { text: Printable::default(), headline: format!("code {code}"), code }))
+    fn answer(code: u8) -> Result<Attempt, CommandFailure> {
+        Ok(Ok(CommandText { text: Printable::default(), headline: format!("code {code}"), code }))
     }
 
     #[tokio::test]
     async fn it_is_tried_until_nothing_is_wrong_or_the_time_is_over() {
-        let none = || Ok(Err(Failure::of("no agent found")));
-        let lost = || Err(Failure::of("no response"));
+        let none = || Ok(Err(CommandFailure::of("no agent found")));
+        let lost = || Err(CommandFailure::of("no response"));
         assert_eq!(tried(None, &[answer(FOUND)]).await, (1, Ok(FOUND)), "without --wait");
         assert_eq!(tried(SHORT, &[answer(FINE)]).await, (1, Ok(FINE)));
         assert_eq!(tried(SHORT, &[answer(FOUND)]).await, (2, Ok(FOUND)), "the last when the time is over");

@@ -9,22 +9,22 @@ use reasons::PodState;
 use serde_json::{Value, json};
 use tokio::time::sleep;
 
-use crate::agents::{Agent, AgentState};
-use crate::cluster::Cluster;
+use crate::agents::{Agent, Reachability};
+use crate::cluster::KubeApi;
 use crate::scan;
-use crate::signals::Signals;
+use crate::signals::EndSignals;
 use crate::terminal::{counted, note, pass};
-use crate::verdict::{Audience, Filter, Unasked, VERSION};
-use crate::{FINE, Failure};
+use crate::verdict::{Audience, PodFilter, Unasked, VERSION};
+use crate::{CommandFailure, FINE};
 
 /// How long to pause, where that is not said.
 pub(crate) const USUAL_PAUSE: &str = "10s";
 
 /// What to watch.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Wanted {
+pub struct WatchRequest {
     /// What is asked each time.
-    pub scan: scan::Wanted,
+    pub scan: scan::ScanRequest,
     /// How long to pause between two times.
     pub pause: Duration,
 }
@@ -33,8 +33,8 @@ pub struct Wanted {
 ///
 /// # Errors
 /// The first look is not possible; later ones may fail, as where an API server restarts.
-pub async fn run(cluster: &Cluster, wanted: &Wanted) -> Result<u8, Failure> {
-    let mut signals = Signals::new()?;
+pub async fn run(cluster: &KubeApi, wanted: &WatchRequest) -> Result<u8, CommandFailure> {
+    let mut signals = EndSignals::new()?;
     let (mut before, mut told) = (None, String::new());
     loop {
         let looked = tokio::select! {
@@ -70,7 +70,7 @@ pub async fn run(cluster: &Cluster, wanted: &Wanted) -> Result<u8, Failure> {
     }
 }
 
-async fn look(cluster: &Cluster, wanted: &scan::Wanted) -> Result<Sight, Failure> {
+async fn look(cluster: &KubeApi, wanted: &scan::ScanRequest) -> Result<Sight, CommandFailure> {
     let mut sight = Sight::new(scan::filter(cluster, wanted).await?);
     scan::ask_agents(cluster, wanted, &mut sight).await??;
     Ok(sight)
@@ -139,7 +139,7 @@ const READY: &str = "ready";
 /// All that is watched, at a moment.
 #[derive(Debug, Default)]
 pub struct Sight {
-    filter: Filter,
+    filter: PodFilter,
     all: BTreeMap<Subject, Status>,
     /// Nodes without an answer.
     silent: BTreeSet<String>,
@@ -149,7 +149,7 @@ pub struct Sight {
 impl Sight {
     /// Nothing yet, about these pods.
     #[must_use]
-    pub fn new(filter: Filter) -> Self {
+    pub fn new(filter: PodFilter) -> Self {
         Self { filter, ..Self::default() }
     }
 
@@ -206,7 +206,7 @@ impl Sight {
 
 impl Audience for Sight {
     fn see(&mut self, agent: &Agent) {
-        let state = if agent.state == AgentState::Ready { READY } else { "not-ready" };
+        let state = if agent.state == Reachability::Ready { READY } else { "not-ready" };
         *self.node(&agent.node) = Status::of(&state);
     }
 
@@ -304,7 +304,7 @@ mod tests {
         serde_json::from_value(json!({"version": 1, "pods": pods})).expect("a scan")
     }
 
-    fn agent(state: AgentState) -> Agent {
+    fn agent(state: Reachability) -> Agent {
         let text = |text: &str| text.to_owned();
         Agent {
             namespace: text("mesh"),
@@ -317,7 +317,7 @@ mod tests {
         }
     }
 
-    fn sight(state: AgentState, pods: &[(&str, &str, &[&str])]) -> Sight {
+    fn sight(state: Reachability, pods: &[(&str, &str, &[&str])]) -> Sight {
         let mut sight = Sight::default();
         sight.see(&agent(state));
         sight.add("n", scan(pods));
@@ -331,7 +331,7 @@ mod tests {
     #[test]
     fn only_what_changed_is_news() {
         let before = sight(
-            AgentState::Ready,
+            Reachability::Ready,
             &[
                 ("shop/a", "verified", &[]),
                 ("shop/b", "verified", &["not-healed"]),
@@ -345,7 +345,7 @@ mod tests {
         );
         assert_eq!(text(&before.news(&before, "T", false)), "");
         let after = sight(
-            AgentState::NotReady,
+            Reachability::NotReady,
             &[
                 ("shop/a", "drifted", &["rules-differ"]),
                 ("shop/b", "verified", &[]),
@@ -363,9 +363,9 @@ mod tests {
 
     #[test]
     fn pods_of_a_node_that_does_not_answer_are_as_they_were() {
-        let before = sight(AgentState::Ready, &[("shop/a", "verified", &[])]);
+        let before = sight(Reachability::Ready, &[("shop/a", "verified", &[])]);
         let mut after = Sight::default();
-        after.see(&agent(AgentState::Ready));
+        after.see(&agent(Reachability::Ready));
         after.miss("n", Unasked::Failed("late".to_owned()));
         after.remember(&before);
         assert_eq!(text(&after.news(&before, "T", false)), "T node n: ready -> no answer: late\n");

@@ -35,7 +35,7 @@ const PASSES: usize = 3;
 /// What a run did.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Outcome {
+pub struct ApplyOutcome {
     /// What programmed the rules.
     pub backend: Backend,
     /// Why that backend.
@@ -50,7 +50,7 @@ pub struct Outcome {
 ///
 /// # Errors
 /// Why the plan could not be put in force, and what state the namespace is in.
-pub fn apply(plan: &RulePlan, options: &ApplyOptions) -> Result<Outcome, RunError> {
+pub fn apply(plan: &RulePlan, options: &ApplyOptions) -> Result<ApplyOutcome, RunError> {
     let mut run = Run::new(plan, options).map_err(RunError::untouched)?;
     Ok(run.finish()?.outcome)
 }
@@ -61,7 +61,7 @@ pub(crate) fn apply_from<'a>(
     seen: NamespaceState,
     plan: &'a RulePlan,
     options: &'a ApplyOptions,
-) -> Result<Outcome, RunError> {
+) -> Result<ApplyOutcome, RunError> {
     let mut run = Run { seen: Some(seen), ..Run::with(handles, plan, options) };
     Ok(run.finish()?.outcome)
 }
@@ -71,7 +71,7 @@ pub(crate) fn apply_from<'a>(
 ///
 /// # Errors
 /// As [`apply`](apply()).
-pub fn apply_and_search(plan: &RulePlan, options: &ApplyOptions) -> Result<Outcome, RunError> {
+pub fn apply_and_search(plan: &RulePlan, options: &ApplyOptions) -> Result<ApplyOutcome, RunError> {
     let mut run = Run::new(plan, options).map_err(RunError::untouched)?;
     let Done { mut outcome, seen } = run.finish()?;
     // The lock is a table, and others may be waiting for it.
@@ -85,7 +85,7 @@ pub fn apply_and_search(plan: &RulePlan, options: &ApplyOptions) -> Result<Outco
 ///
 /// # Errors
 /// Why not everything could be removed, and what state the namespace is in.
-pub fn cleanup(options: &ApplyOptions) -> Result<Outcome, RunError> {
+pub fn cleanup(options: &ApplyOptions) -> Result<ApplyOutcome, RunError> {
     apply(&RulePlan::empty(), options)
 }
 
@@ -127,7 +127,7 @@ struct Run<'a> {
 
 /// What a run that succeeded has done, and what its last look has shown.
 struct Done {
-    outcome: Outcome,
+    outcome: ApplyOutcome,
     seen: NamespaceState,
 }
 
@@ -190,7 +190,7 @@ impl<'a> Run<'a> {
             self.obstacles(&seen, backend)?;
             let done = |run: &Self, seen: NamespaceState| {
                 let (changed, warnings) = (!run.done.is_empty(), run.warnings(&seen, backend));
-                Ok(Done { outcome: Outcome { backend, because, changed, warnings }, seen })
+                Ok(Done { outcome: ApplyOutcome { backend, because, changed, warnings }, seen })
             };
             if steps.is_empty() {
                 return done(self, seen);

@@ -22,7 +22,7 @@ use crate::{
 };
 use netlink_sys::protocols::{NETLINK_NETFILTER, NETLINK_SOCK_DIAG};
 use nix::errno::Errno;
-use packet_trace::interference::{Captures, Opener, Opening, Pod};
+use packet_trace::interference::{Captures, Opener, Opening, PodTraffic};
 use redirect_core::{Family, RulePlan, ambient::ProbeSources, rule::Protocol};
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -187,7 +187,7 @@ pub(crate) fn forget(ends: &BTreeSet<Ends>) -> Result<(), CloseError> {
 
 /// A socket that waits for a peer to send first: a TCP listener, or a UDP socket that is not connected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Listener {
+pub struct WaitingSocket {
     /// Its protocol.
     pub protocol: Protocol,
     /// Its port.
@@ -201,10 +201,13 @@ pub struct Listener {
 ///
 /// # Errors
 /// The kernel has no inet_diag for TCP or UDP.
-pub fn listeners() -> Result<BTreeSet<Listener>, CloseError> {
+pub fn listeners() -> Result<BTreeSet<WaitingSocket>, CloseError> {
     let mut diag = QuerySocket::open(NETLINK_SOCK_DIAG, OPEN_DIAG)?;
-    let listener =
-        |socket: Inet| Listener { protocol: socket.protocol, port: socket.local.port(), user: socket.user };
+    let listener = |socket: Inet| WaitingSocket {
+        protocol: socket.protocol,
+        port: socket.local.port(),
+        user: socket.user,
+    };
     Ok(diag.list(wire::list_listeners)?.into_iter().map(listener).collect())
 }
 
@@ -232,9 +235,9 @@ impl CloseScope {
         })
     }
 
-    fn pod(&self) -> Pod<'_> {
+    fn pod(&self) -> PodTraffic<'_> {
         let Addresses { all, by_interface, interfaces } = &self.addresses;
-        Pod { addresses: all, interfaces, by_interface: Some(by_interface), ..Pod::default() }
+        PodTraffic { addresses: all, interfaces, by_interface: Some(by_interface), ..PodTraffic::default() }
     }
 
     /// The sockets whose connections bypass the proxy both times they are listed: one that is just being opened has a socket a moment

@@ -2,7 +2,7 @@
 
 use crate::{exec::ExecError, lock::LockError, netlink::NetlinkError, routes::RouteError};
 use netfilter_state::xtables::MalformedTable;
-use packet_trace::placement::Obstacle;
+use packet_trace::placement::RoutingObstacle;
 use redirect_core::{Family, options::Variant};
 use std::{fmt, io};
 
@@ -122,7 +122,7 @@ pub enum ApplyError {
     },
     /// Packets with the plan's mark do not reach the proxy, because of what other programs route.
     #[error("{0}")]
-    DoesNotConverge(Box<Obstacle>),
+    DoesNotConverge(Box<RoutingObstacle>),
     /// Policy routing is not as planned whatever is added and removed.
     #[error(
         "does not converge: after {attempts} attempts the kernel still does not have policy routing as planned: {difference}"

@@ -2,7 +2,7 @@
 
 use crate::{
     legacy,
-    netlink::Connection,
+    netlink::NftConnection,
     routes::{RouteSocket, Survey},
 };
 use std::hash::{BuildHasher, RandomState};
@@ -28,7 +28,7 @@ impl Fingerprint {
     /// lacks nf_tables. Also `None` if something cannot be read.
     #[must_use]
     pub fn now(keys: &RandomState) -> Option<Self> {
-        let generation = Connection::open().ok()?.generation().ok()?;
+        let generation = NftConnection::open().ok()?.generation().ok()?;
         let mut routes = RouteSocket::open(MOST_READ).ok()?;
         let (links, assigned) = (routes.links().ok()?, routes.assigned().ok()?);
         Self::of(keys, generation, &routes.survey(&links, &assigned).ok()?)

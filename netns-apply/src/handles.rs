@@ -4,7 +4,7 @@ use crate::{
     ApplyError, ApplyOptions,
     capabilities::Capability,
     exec::Programs,
-    netlink::{Connection, NetlinkError},
+    netlink::{NetlinkError, NftConnection},
     routes::{RouteError, RouteSocket},
     surroundings::Surroundings,
 };
@@ -18,7 +18,7 @@ pub(crate) struct Handles<'a> {
     pub(crate) most_read: usize,
     pub(crate) routes: RouteSocket,
     /// Where the kernel has nf_tables.
-    pub(crate) netlink: Option<Connection>,
+    pub(crate) netlink: Option<NftConnection>,
     /// Whether the tables of iptables-nft are read and changed over netlink, or by iptables' programs.
     pub(crate) nft_in_transaction: bool,
     /// The generation of the ruleset, until the first look.
@@ -65,8 +65,8 @@ impl<'a> Handles<'a> {
 }
 
 /// A connection that the kernel answers on, and the ruleset's generation.
-fn connect(most_read: usize) -> Result<(Connection, u32), ApplyError> {
-    let mut connection = Connection::open()?;
+fn connect(most_read: usize) -> Result<(NftConnection, u32), ApplyError> {
+    let mut connection = NftConnection::open()?;
     connection.limit(most_read);
     match connection.generation() {
         Err(NetlinkError::NotPermitted) => Err(ApplyError::NotPermitted),
@@ -76,7 +76,7 @@ fn connect(most_read: usize) -> Result<(Connection, u32), ApplyError> {
 
 /// Helper programs report a missing CAP_NET_ADMIN in many ways, some only after a change; so it is checked beforehand, for
 /// one message about it. Over netlink the kernel reports it in answer to the first question.
-fn without_netlink() -> Result<Option<(Connection, u32)>, ApplyError> {
+fn without_netlink() -> Result<Option<(NftConnection, u32)>, ApplyError> {
     match Capability::NET_ADMIN.is_held() {
         Some(false) => Err(ApplyError::NotPermitted),
         // Where it cannot be determined, the kernel will say.

@@ -1,17 +1,17 @@
 //! Connections that go on past ztunnel when their pod is enrolled, in the calling thread's network namespace, which must be the pod's.
 //! [`KeptTable`] has the form of the table.
 //!
-//! [`Connection::keep_connections`] comes before the rules, and [`Connection::settle_kept`] after them. In between, what opens a connection is noted by the kernel itself, so none is lost between
+//! [`NftConnection::keep_connections`] comes before the rules, and [`NftConnection::settle_kept`] after them. In between, what opens a connection is noted by the kernel itself, so none is lost between
 //! the list of sockets and the rules.
 
 use crate::{
     connections::{self, CloseError},
-    netlink::{Connection, NetlinkError},
+    netlink::{NetlinkError, NftConnection},
 };
 use netfilter_state::netlink::{Question, kept::KeptTable};
 use std::time::Duration;
 
-impl Connection {
+impl NftConnection {
     /// Keeps the TCP connections that are open, and those that are opened from now on until [`settle_kept`](Self::settle_kept), for this time; returns how many are open.
     /// Without any, nothing is made. The table of an earlier call is replaced.
     ///

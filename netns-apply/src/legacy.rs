@@ -94,8 +94,8 @@ pub(crate) fn has_tables(family: Family) -> bool {
 /// Reads a table; none if it is empty or gone.
 fn read(family: Family, name: &str, most: usize) -> Result<Option<LegacyChains>, ApplyError> {
     let of = match family {
-        Family::V4 => xtables_read::Family::V4,
-        Family::V6 => xtables_read::Family::V6,
+        Family::V4 => xtables_read::XtablesFamily::V4,
+        Family::V6 => xtables_read::XtablesFamily::V6,
     };
     let table = match xtables_read::table(of, name, most) {
         Ok(table) => table,

@@ -73,7 +73,7 @@ mod verify;
 
 #[cfg(feature = "write")]
 pub use self::{
-    apply::{Outcome, apply, apply_and_search, cleanup, preflight},
+    apply::{ApplyOutcome, apply, apply_and_search, cleanup, preflight},
     backend::{Backend, Because},
     capabilities::Capability,
     error::{ApplyError, LegacyError, RollbackOutcome, RunError},

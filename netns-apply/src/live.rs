@@ -5,7 +5,7 @@ use crate::{
     ApplyError, ApplyOptions,
     handles::Handles,
     legacy,
-    netlink::{Connection, NetlinkError},
+    netlink::{NetlinkError, NftConnection},
     observe::NamespaceState,
     pause::{deadline, pause},
     routes::{Addresses, RouteSocket, Survey},
@@ -17,7 +17,7 @@ use netfilter_state::{
 };
 use packet_trace::{
     TraceRules,
-    interference::{Effect, Finding, Judgement, Pod},
+    interference::{Effect, Finding, Judgement, PodTraffic},
 };
 use redirect_core::{Family, RulePlan};
 use std::{net::IpAddr, time::Duration};
@@ -196,12 +196,12 @@ impl Live {
     }
 
     /// What its packets look like.
-    pub(crate) const fn pod<'a>(&'a self, options: &'a ApplyOptions) -> Pod<'a> {
-        Pod { accepted: Some(&options.accepted), ..self.seen() }
+    pub(crate) const fn pod<'a>(&'a self, options: &'a ApplyOptions) -> PodTraffic<'a> {
+        PodTraffic { accepted: Some(&options.accepted), ..self.seen() }
     }
 
-    const fn seen(&self) -> Pod<'_> {
-        Pod {
+    const fn seen(&self) -> PodTraffic<'_> {
+        PodTraffic {
             addresses: self.addresses.as_slice(),
             interfaces: self.interfaces.as_slice(),
             by_interface: Some(self.by_interface.as_slice()),
@@ -220,7 +220,7 @@ impl Live {
 /// What hangs on the hooks of nf_tables; nothing where the kernel has none.
 fn nf_tables(options: &ApplyOptions, most: usize) -> Result<HookedRules, ApplyError> {
     let read = || {
-        let mut connection = Connection::open()?;
+        let mut connection = NftConnection::open()?;
         connection.limit(most);
         connection.ruleset(deadline(options.patience))
     };

@@ -3,7 +3,7 @@
 use netfilter_state::differences::Differences;
 use packet_trace::{
     interference::{Consequence, Finding},
-    placement::Obstacle,
+    placement::RoutingObstacle,
 };
 use std::fmt;
 
@@ -22,7 +22,7 @@ pub enum Mismatch {
     Asleep(String),
     /// Packets with the plan's mark do not reach the proxy, because of what other programs route; a run would not change that.
     #[error("{0}")]
-    DoesNotConverge(Box<Obstacle>),
+    DoesNotConverge(Box<RoutingObstacle>),
     /// Everything is as planned, but other programs' rules interfere: the most certain first, at least one; and what that means for
     /// traffic.
     #[error("all rules are in force, but other programs' rules interfere: {}", few(.0))]

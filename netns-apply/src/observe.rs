@@ -5,7 +5,7 @@ use crate::{
     exec::Programs,
     handles::Handles,
     legacy,
-    netlink::{Connection, NetlinkError},
+    netlink::{NetlinkError, NftConnection},
     restore,
     surroundings::Surroundings,
 };
@@ -63,7 +63,7 @@ impl NamespaceState {
         };
         let (routing, surroundings) = handles.observe_routing()?;
         let mut state = Observation { legacy, routing, ..Observation::default() };
-        let observe = |connection: &mut Connection| connection.observe_at(generation, deadline);
+        let observe = |connection: &mut NftConnection| connection.observe_at(generation, deadline);
         let observed = handles.netlink.as_mut().map(observe);
         let nf_tables = observed.transpose()?;
         state.native = nf_tables.as_ref().map(|observed| observed.native().clone()).unwrap_or_default();
@@ -86,8 +86,9 @@ impl NamespaceState {
     /// What keeps rules in these tables from taking effect: a dormant table.
     pub(crate) fn asleep(&self, is_used: impl Fn(&str) -> bool) -> Option<NetlinkError> {
         let obstacles = self.nf_tables.iter().flat_map(netlink::Observed::obstacles);
-        let mut asleep = obstacles
-            .filter(|obstacle| matches!(obstacle, netlink::Obstacle::Dormant { table } if is_used(table)));
+        let mut asleep = obstacles.filter(
+            |obstacle| matches!(obstacle, netlink::TableObstacle::Dormant { table } if is_used(table)),
+        );
         asleep.next().map(|obstacle| NetlinkError::Obstacle(obstacle.clone()))
     }
 }

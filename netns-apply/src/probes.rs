@@ -2,7 +2,7 @@
 //! rules let through. [`ProbeTable`] has its form.
 
 use crate::{
-    netlink::{Connection, NetlinkError},
+    netlink::{NetlinkError, NftConnection},
     system_error::SystemError,
 };
 use netfilter_state::netlink::{ProbeTable, Question};
@@ -15,7 +15,7 @@ const ISTIO_NODE_SETS: [&str; 2] = ["istio-inpod-probes-v4", "istio-inpod-probes
 /// How often the table is read again if it changes while it is read.
 const TRIES: usize = 20;
 
-impl Connection {
+impl NftConnection {
     /// Makes these addresses, and no others, those of probes, which get these sources. Returns whether that changed anything. A killed call leaves the table as it was, or as
     /// wanted.
     ///
@@ -90,7 +90,7 @@ impl Connection {
 }
 
 /// Other programs may change other tables all the time; then two readings alike are enough.
-fn read(connection: &mut Connection, sources: ProbeSources) -> Result<ProbeTable, NetlinkError> {
+fn read(connection: &mut NftConnection, sources: ProbeSources) -> Result<ProbeTable, NetlinkError> {
     let mut earlier = None;
     for _ in 0..TRIES {
         let (table, is_of_one_generation) = read_once(connection, sources)?;
@@ -103,7 +103,10 @@ fn read(connection: &mut Connection, sources: ProbeSources) -> Result<ProbeTable
 }
 
 /// The table, and whether nothing changed while it was read.
-fn read_once(connection: &mut Connection, sources: ProbeSources) -> Result<(ProbeTable, bool), NetlinkError> {
+fn read_once(
+    connection: &mut NftConnection,
+    sources: ProbeSources,
+) -> Result<(ProbeTable, bool), NetlinkError> {
     const WHAT: &str = "list the addresses of probes";
     let mut table = ProbeTable::new(sources);
     let generation = connection.generation()?;

@@ -1,7 +1,7 @@
 //! A network namespace, and what is done with plans in it.
 
 use crate::{
-    ApplyError, ApplyOptions, Live, Mismatch, Outcome, RunError, Snapshot, apply, facts,
+    ApplyError, ApplyOptions, ApplyOutcome, Live, Mismatch, RunError, Snapshot, apply, facts,
     netns::{Netns, NetnsError},
     routes::RouteError,
     verify,
@@ -79,7 +79,7 @@ impl Session {
     ///
     /// # Errors
     /// [`SessionError::Run`], or those of entering it.
-    pub fn apply(&self, plan: &RulePlan) -> Result<Outcome, SessionError> {
+    pub fn apply(&self, plan: &RulePlan) -> Result<ApplyOutcome, SessionError> {
         Ok(self.netns.run(|| apply::apply_and_search(plan, &self.options))??)
     }
 
@@ -113,7 +113,7 @@ impl Session {
     ///
     /// # Errors
     /// As [`apply`](Self::apply).
-    pub fn cleanup(&self) -> Result<Outcome, SessionError> {
+    pub fn cleanup(&self) -> Result<ApplyOutcome, SessionError> {
         Ok(self.netns.run(|| apply::cleanup(&self.options))??)
     }
 }

@@ -3,7 +3,7 @@
 //! The care that every question needs is taken here, once: numbers that distinguish an answer from a late one, interrupted
 //! dumps, signals, a receive buffer that overflowed, and a time limit.
 
-use netfilter_state::netlink::{Answer, Message, Messages};
+use netfilter_state::netlink::{AnswerEnd, Message, Messages};
 use netlink_packet_core::{NlaBuffer, NlasIterator};
 use netlink_sys::{Socket, SocketAddr};
 use nix::{
@@ -48,7 +48,7 @@ pub(crate) enum Ended {
     /// What was asked for changed concurrently, or a part was lost: ask again.
     Interrupted,
     /// The kernel refused the question.
-    Refused(Answer),
+    Refused(AnswerEnd),
 }
 
 impl NetlinkSocket {
@@ -122,7 +122,7 @@ impl NetlinkSocket {
         take: impl FnMut(&Message<'_>) -> Result<(), E>,
     ) -> Result<Ended, E> {
         self.send(question)?;
-        let is_change = |answer: &Answer| [Errno::EINTR, Errno::EAGAIN].contains(&code(answer));
+        let is_change = |answer: &AnswerEnd| [Errno::EINTR, Errno::EAGAIN].contains(&code(answer));
         let ended = self.answer(sequence, take)?;
         // What was being listed changed concurrently.
         Ok(if matches!(&ended, Ended::Refused(answer) if is_change(answer)) {
@@ -154,8 +154,8 @@ impl NetlinkSocket {
                 interrupted |= message.is_interrupted();
                 match message.answer() {
                     None => take(&message)?,
-                    Some(Answer { code: 0, .. }) if interrupted => return Ok(Ended::Interrupted),
-                    Some(Answer { code: 0, .. }) => return Ok(Ended::Whole),
+                    Some(AnswerEnd { code: 0, .. }) if interrupted => return Ok(Ended::Interrupted),
+                    Some(AnswerEnd { code: 0, .. }) => return Ok(Ended::Whole),
                     Some(answer) => return Ok(Ended::Refused(answer)),
                 }
             }
@@ -235,7 +235,7 @@ pub(crate) fn attributes(bytes: &[u8]) -> impl Iterator<Item = NlaBuffer<&[u8]>>
 }
 
 /// The error number in an answer.
-pub(crate) fn code(answer: &Answer) -> Errno {
+pub(crate) fn code(answer: &AnswerEnd) -> Errno {
     Errno::from_raw(answer.code.saturating_neg())
 }
 

@@ -1,7 +1,7 @@
 //! Compares a plan with the rules in force.
 
 use crate::{
-    ApplyError, ApplyOptions, Fingerprint, Impact, Outcome, RunError,
+    ApplyError, ApplyOptions, ApplyOutcome, Fingerprint, Impact, RunError,
     apply::apply_from,
     backend,
     handles::Handles,
@@ -48,7 +48,7 @@ impl<'a> Snapshot<'a> {
         &self.seen.state
     }
 
-    /// Whether it has a table of connections that are kept ([`Connection::keep_connections`](crate::netlink::Connection::keep_connections)).
+    /// Whether it has a table of connections that are kept ([`NftConnection::keep_connections`](crate::netlink::NftConnection::keep_connections)).
     #[must_use]
     pub fn keeps_connections(&self) -> bool {
         self.seen.keeps_connections()
@@ -194,7 +194,7 @@ impl<'a> Snapshot<'a> {
     ///
     /// # Errors
     /// As [`apply`](crate::apply()).
-    pub fn apply(self, plan: &'a RulePlan, options: &'a ApplyOptions) -> Result<Outcome, RunError> {
+    pub fn apply(self, plan: &'a RulePlan, options: &'a ApplyOptions) -> Result<ApplyOutcome, RunError> {
         apply_from(self.handles, self.seen, plan, options)
     }
 

@@ -7,14 +7,14 @@ use std::process::ExitCode;
 use clap::Command;
 use controller_runtime::SCOPE;
 use netns_apply::netns::Netns;
-use netns_apply::{ApplyOptions, Outcome};
+use netns_apply::{ApplyOptions, ApplyOutcome};
 use pod_netns::{FOREIGN, HostNamespace, Outside, hosts, remember_hosts, suitable};
 use privileges::{CapabilitySet, keep_only};
 use redirect_core::AmbientRedirect;
 use redirect_core::options::BackendChoice;
 use redirect_core::settings::{Key, RawSettings, Setting, Source};
 use redirect_core::values::parse_word;
-use settings_cli::{CommandLine, Line, Pages, ParsedArgs, setting_row};
+use settings_cli::{CommandLine, LineRequest, Pages, ParsedArgs, setting_row};
 use settings_table::{SettingSpec, ValueKind};
 
 use crate::ambient_rules::{apply_here, remove, verify_applied};
@@ -58,8 +58,8 @@ const PAGES: Pages = Pages {
 #[must_use]
 pub fn run(words: impl IntoIterator<Item = OsString>) -> ExitCode {
     let line = match command_line().read(words) {
-        Ok(Line::Work(line)) => line,
-        Ok(Line::Print(text)) => return settings_cli::print(&text),
+        Ok(LineRequest::Work(line)) => line,
+        Ok(LineRequest::Print(text)) => return settings_cli::print(&text),
         Err(usage) => return settings_cli::complain(&usage),
     };
     let config = match logging::Config::from_flags(|name| line.flags.get(name).cloned()) {
@@ -233,7 +233,7 @@ fn netns(path: Option<&str>) -> Result<Netns, String> {
     }
 }
 
-fn report(outcome: &Outcome, what: &str) {
+fn report(outcome: &ApplyOutcome, what: &str) {
     for warning in &outcome.warnings {
         log::warn!(target: SCOPE, "{warning}");
     }

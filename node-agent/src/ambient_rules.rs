@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use netns_apply::connections::CloseError;
 use netns_apply::facts::Ipv6;
-use netns_apply::netlink::{Connection, NetlinkError};
-use netns_apply::{ApplyError, ApplyOptions, Mismatch, Outcome, Snapshot, verify};
+use netns_apply::netlink::{NetlinkError, NftConnection};
+use netns_apply::{ApplyError, ApplyOptions, ApplyOutcome, Mismatch, Snapshot, verify};
 use redirect_core::plan::DataPlane;
 use redirect_core::{AmbientRedirect, RulePlan};
 
@@ -16,7 +16,7 @@ pub const KEEP_CONNECTIONS: &str = "cni.istio.io/keepConnections";
 
 /// Whether one condition of a pod's enrolment holds, verified. Otherwise why that cannot be determined, or, after a try that failed, why the
 /// next one is not due yet.
-pub type Condition = Result<bool, String>;
+pub type RulesCheck = Result<bool, String>;
 
 /// Why a namespace with rules of a sidecar is left as it is.
 pub const HAS_SIDECAR: &str = "the network namespace has rules of a sidecar; remove them with istio-iptables --cleanup-only if the pod has none any more";
@@ -32,7 +32,7 @@ fn read<'a>(plan: &RulePlan, options: &'a ApplyOptions) -> Result<Snapshot<'a>, 
 }
 
 /// What was verified of a plan. What other programs' rules or routing do to it is a reason: writing ours again would not change that.
-fn condition(verified: Result<Option<Mismatch>, ApplyError>) -> Condition {
+fn condition(verified: Result<Option<Mismatch>, ApplyError>) -> RulesCheck {
     match verified.map_err(|error| error.to_string())? {
         None => Ok(true),
         Some(mismatch @ (Mismatch::Interference(..) | Mismatch::DoesNotConverge(_))) => {
@@ -46,12 +46,12 @@ fn condition(verified: Result<Option<Mismatch>, ApplyError>) -> Condition {
 ///
 /// # Errors
 /// That cannot be determined, and why; or what other programs' rules or routing do to it: writing ours again would not change that.
-pub fn are_in_force(redirect: &AmbientRedirect, options: &ApplyOptions) -> Condition {
+pub fn are_in_force(redirect: &AmbientRedirect, options: &ApplyOptions) -> RulesCheck {
     let plan = Ipv6::here().limit(redirect.clone()).plan();
     let snapshot = read(&plan, options)?;
     // One that is still being made, or that another program has changed, lets new connections past ztunnel.
     if snapshot.keeps_connections() {
-        let kept = Connection::open().and_then(|mut connection| connection.kept_connections());
+        let kept = NftConnection::open().and_then(|mut connection| connection.kept_connections());
         if !kept.map_err(|error| error.to_string())?.is_settled() {
             return Ok(false);
         }
@@ -69,7 +69,7 @@ pub fn ensure_in_force(
     redirect: &AmbientRedirect,
     keep: Duration,
     options: &ApplyOptions,
-) -> Result<Condition, String> {
+) -> Result<RulesCheck, String> {
     let plan = Ipv6::here().limit(redirect.clone()).plan();
     let mut snapshot = match read(&plan, options) {
         Ok(snapshot) => snapshot,
@@ -95,7 +95,7 @@ pub fn ensure_in_force(
 ///
 /// # Errors
 /// They cannot be read.
-pub fn exist(options: &ApplyOptions) -> Condition {
+pub fn exist(options: &ApplyOptions) -> RulesCheck {
     let snapshot = Snapshot::take(&RulePlan::empty(), options).map_err(|error| error.to_string())?;
     Ok(has_rules(&snapshot) || snapshot.keeps_connections())
 }
@@ -126,13 +126,13 @@ fn apply_keeping(
     plan: &RulePlan,
     keep: Duration,
     options: &ApplyOptions,
-) -> Result<Outcome, String> {
+) -> Result<ApplyOutcome, String> {
     if keep.is_zero() || has_rules(&snapshot) {
         let keeps = snapshot.keeps_connections();
         let outcome = snapshot.apply(plan, options).map_err(|error| error.to_string())?;
         return if keeps { conclude_keeping().map(|()| outcome) } else { Ok(outcome) };
     }
-    let begun = Connection::open()
+    let begun = NftConnection::open()
         .map_err(CloseError::from)
         .and_then(|mut connection| connection.keep_connections(keep));
     let begun = begun.map_err(|error| {
@@ -146,7 +146,7 @@ fn apply_keeping(
         Ok(outcome) => conclude_keeping().map(|()| outcome),
         Err(why) => {
             // A pod without rules keeps nothing. If this fails, too, the next try replaces it.
-            let _ = Connection::open().and_then(|mut connection| connection.end_keeping());
+            let _ = NftConnection::open().and_then(|mut connection| connection.end_keeping());
             Err(why)
         }
     }
@@ -155,7 +155,7 @@ fn apply_keeping(
 /// Ends adding connections that are kept, now that rules are in force. A table that keeps none, or that another program has changed, goes.
 fn conclude_keeping() -> Result<(), String> {
     let conclude = || -> Result<(), NetlinkError> {
-        let mut connection = Connection::open()?;
+        let mut connection = NftConnection::open()?;
         let table = connection.kept_connections()?;
         if table.connections().is_empty() || !(table.is_settled() || table.is_being_made()) {
             return if table.exists() { connection.end_keeping() } else { Ok(()) };
@@ -169,7 +169,10 @@ fn conclude_keeping() -> Result<(), String> {
 ///
 /// # Errors
 /// Why it is not in force.
-pub fn apply_here(redirect: &AmbientRedirect, options: &ApplyOptions) -> Result<(RulePlan, Outcome), String> {
+pub fn apply_here(
+    redirect: &AmbientRedirect,
+    options: &ApplyOptions,
+) -> Result<(RulePlan, ApplyOutcome), String> {
     let plan = Ipv6::here().limit(redirect.clone()).plan();
     let outcome = read(&plan, options)?.apply(&plan, options).map_err(|error| error.to_string())?;
     Ok((plan, outcome))
@@ -193,7 +196,7 @@ pub fn verify_applied(plan: &RulePlan, options: &ApplyOptions) -> Result<Vec<Str
 ///
 /// # Errors
 /// Why they are not removed.
-pub fn remove(options: &ApplyOptions) -> Result<Outcome, String> {
+pub fn remove(options: &ApplyOptions) -> Result<ApplyOutcome, String> {
     let nothing = RulePlan::empty();
     read(&nothing, options)?.apply(&nothing, options).map_err(|error| error.to_string())
 }
@@ -208,7 +211,7 @@ pub fn remove_istios_of_node(options: &ApplyOptions) -> Result<bool, String> {
     if has_rules {
         remove(options)?;
     }
-    let had_sets = Connection::open()
+    let had_sets = NftConnection::open()
         .and_then(|mut connection| connection.destroy_probe_ipsets())
         .map_err(|error| error.to_string())?;
     Ok(has_rules || had_sets)

@@ -25,7 +25,7 @@ use jsonc_parser::common::Ranged;
 use jsonc_parser::{CollectOptions, ParseOptions};
 
 pub use cni_core::net_dir::{Invalid, PLUGIN_TYPE, Shape};
-pub use entry::{Entry, EntryError, Facts, Template};
+pub use entry::{EntryContent, EntryError, PluginEntry, Template};
 
 /// The specification's version of our own files.
 pub const OWN_VERSION: &str = "0.3.1";
@@ -69,7 +69,7 @@ impl<'a> NetConf<'a> {
 
     /// How our entry stands in it.
     #[must_use]
-    pub fn entry_state(&self, entry: &Entry) -> EntryState {
+    pub fn entry_state(&self, entry: &PluginEntry) -> EntryState {
         let types: Vec<&str> = self.network.types().collect();
         let mut places = types.iter().enumerate().filter(|(_, kind)| **kind == PLUGIN_TYPE).map(|(at, _)| at);
         let (Some(at), None) = (places.next(), places.next()) else {
@@ -89,7 +89,7 @@ impl<'a> NetConf<'a> {
 
     /// Its text with our entry as the last plugin, once. A single plugin becomes a list of its own name and version.
     #[must_use]
-    pub fn with(&self, entry: &Entry) -> String {
+    pub fn with(&self, entry: &PluginEntry) -> String {
         if self.network.shape == Shape::List && self.entry_state(entry) == EntryState::Right {
             return self.text.to_owned();
         }
@@ -138,7 +138,7 @@ pub fn is_list(text: &str) -> bool {
 }
 
 /// Appends our entry to a list that has plugins and none of ours, in the style of its last plugin.
-fn append_to(text: &str, entry: &Entry) -> String {
+fn append_to(text: &str, entry: &PluginEntry) -> String {
     let Ok(root) = object(text) else { return text.to_owned() };
     let Some(plugins) = plugins(&root) else { return text.to_owned() };
     let Some(last) = plugins.elements.last() else { return text.to_owned() };

@@ -15,13 +15,15 @@ use install_cni::confine::rights;
 use install_cni::install::disk::Real;
 use install_cni::install::installer::Installer;
 use install_cni::install::once::{self, Installed};
-use install_cni::install::plugin::Program;
+use install_cni::install::plugin::PluginProgram;
 use install_cni::install::plugin_token::PluginToken;
-use install_cni::install::reload::{Reading, Reloader, Sources};
+use install_cni::install::reload::{Reading, Reloader, SettingsFiles};
 use install_cni::pods::check;
-use install_cni::settings::{AgentCommand, InstallMode, Problem, RepairAction, Settings, command_line};
+use install_cni::settings::{
+    AgentCommand, InstallMode, RepairAction, SettingProblem, Settings, command_line,
+};
 use privileges::keep_only;
-use settings_cli::{Line, ParsedArgs};
+use settings_cli::{LineRequest, ParsedArgs};
 use taint_controller::ControllerSettings;
 use tokio::runtime::Runtime;
 
@@ -31,20 +33,20 @@ fn main() -> ExitCode {
         return ambient_command::run(words);
     }
     let given = match command_line().read(words) {
-        Ok(Line::Work(given)) if is_ambient(&given) => {
+        Ok(LineRequest::Work(given)) if is_ambient(&given) => {
             return settings_cli::complain(
                 "install-cni: flags stand before the word ambient; write install-cni ambient first",
             );
         }
-        Ok(Line::Work(given)) => given,
-        Ok(Line::Print(text)) => return settings_cli::print(&text),
+        Ok(LineRequest::Work(given)) => given,
+        Ok(LineRequest::Print(text)) => return settings_cli::print(&text),
         Err(usage) => return settings_cli::complain(&usage),
     };
     let env: Vec<(String, String)> = std::env::vars_os()
         .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
         .collect();
     let action = AgentCommand::of(&given);
-    let Reading { settings, notices, reloader } = match Sources::new(given, env).read() {
+    let Reading { settings, notices, reloader } = match SettingsFiles::new(given, env).read() {
         Ok(read) => read,
         Err(problems) => return refuse(&problems),
     };
@@ -81,7 +83,7 @@ fn give_up_what_is_not_needed(action: AgentCommand, settings: &Settings, reloade
     confine::begin(action, settings, reloader.map(Reloader::folder).as_deref());
 }
 
-fn run(settings: Settings, reloader: Option<Reloader>, logs: &logging::Handle) -> ExitCode {
+fn run(settings: Settings, reloader: Option<Reloader>, logs: &logging::LogHandle) -> ExitCode {
     block_on(agent::run(settings, reloader, Some(logs.clone())))
 }
 
@@ -187,7 +189,7 @@ fn uninstall(settings: Settings) -> ExitCode {
 }
 
 fn installer(settings: Settings) -> Installer {
-    Installer::new(Arc::new(Real), Arc::new(Program), settings)
+    Installer::new(Arc::new(Real), Arc::new(PluginProgram), settings)
 }
 
 fn fail(error: &anyhow::Error) -> ExitCode {
@@ -195,7 +197,7 @@ fn fail(error: &anyhow::Error) -> ExitCode {
     ExitCode::FAILURE
 }
 
-fn refuse(problems: &[Problem]) -> ExitCode {
+fn refuse(problems: &[SettingProblem]) -> ExitCode {
     let lines: Vec<String> = problems.iter().map(|problem| format!("install-cni: {problem}")).collect();
     settings_cli::complain(&lines.join("\n"))
 }

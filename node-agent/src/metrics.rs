@@ -200,7 +200,7 @@ impl Metrics {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use controller_runtime::metrics::exposition::Format;
+    use controller_runtime::metrics::exposition::ScrapeFormat;
 
     #[test]
     fn every_metric_is_scraped_with_its_help_and_kind() {
@@ -217,7 +217,7 @@ mod tests {
         start_at_zero(&metrics.plugin_requests, [CodeLabel { response_code: 200 }]);
         start_at_zero(&metrics.pod_sources, [SourceLabel { source: "agent" }]);
         start_at_zero(&metrics.annotations, [Done]);
-        let text = Format::Text.write(&registry);
+        let text = ScrapeFormat::Text.write(&registry);
         for row in Metrics::ROWS.iter().chain(process::METRICS) {
             let name = row.name;
             assert!(text.contains(&format!("# HELP {name} {}.\n", (row.help)())), "{name}\n{text}");

@@ -21,14 +21,14 @@ use controller_runtime::serve::Address;
 use redirect_core::accepted::{AcceptedBy, AcceptedRules};
 use serde_json::Value;
 
-use crate::conflist::{Entry, EntryError, Facts, Template};
+use crate::conflist::{EntryContent, EntryError, PluginEntry, Template};
 
 pub use ambient::{AmbientDefaults, AmbientSettings};
 pub use cluster_client::Trust;
-pub use controller_runtime::cluster::Identity;
-pub use raw::{AgentCommand, Problem, command_line};
+pub use controller_runtime::cluster::ControllerIdentity;
+pub use raw::{AgentCommand, SettingProblem, command_line};
 use raw::{LOCALHOST, Raw};
-pub use repair::{Filter, RepairAction, RepairSettings};
+pub use repair::{BrokenPodFilter, RepairAction, RepairSettings};
 use table::Key;
 pub use taint::TaintSettings;
 
@@ -38,7 +38,7 @@ pub struct Settings {
     /// Where files are.
     pub paths: Paths,
     /// Where the entry goes.
-    pub placement: Placement,
+    pub placement: EntryPlacement,
     /// Whether the entry is in the list that it is chained into, or beside it.
     pub install: InstallMode,
     /// The plugin's entry.
@@ -54,7 +54,7 @@ pub struct Settings {
     /// Where the agent serves.
     pub serve: ServeSettings,
     /// Who the agent is in the cluster.
-    pub identity: Identity,
+    pub identity: ControllerIdentity,
     /// The drift watch.
     pub drift: DriftSettings,
     /// The repair controller.
@@ -109,7 +109,7 @@ impl Paths {
 
 /// Where the entry goes.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Placement {
+pub enum EntryPlacement {
     /// Into the list of another plugin: the one of this name, or the one the runtime uses.
     Chained {
         /// The file the user named.
@@ -155,7 +155,7 @@ impl InstallMode {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EntrySettings {
     /// The built-in entry.
-    pub facts: Facts,
+    pub facts: EntryContent,
     /// A template instead of it.
     pub template: Option<TemplateSource>,
     /// What `__LOG_LEVEL__` stands for.
@@ -236,7 +236,7 @@ impl Settings {
     pub fn read(
         given: &settings_cli::ParsedArgs,
         env: &[(String, String)],
-    ) -> Result<(Self, Vec<String>), Vec<Problem>> {
+    ) -> Result<(Self, Vec<String>), Vec<SettingProblem>> {
         let mut raw = Raw::new(given, env);
         let logging = raw.logging();
         let ambient = ambient::read(&mut raw);
@@ -250,7 +250,7 @@ impl Settings {
             conf_group_read: raw.switch(Key::CNI_CONF_GROUP_READ),
             ready_before_called: raw.switch(Key::READY_BEFORE_CALLED),
             serve: serve(&mut raw),
-            identity: Identity {
+            identity: ControllerIdentity {
                 namespace: raw.text(Key::POD_NAMESPACE),
                 pod: raw.text(Key::POD_NAME),
                 node: first(&raw, &[Key::NODE_NAME, Key::KUBERNETES_NODE_NAME]),
@@ -279,9 +279,9 @@ impl EntrySettings {
         kube: &KubeconfigSettings,
         node: &str,
         file: Option<&str>,
-    ) -> Result<Entry, EntryError> {
+    ) -> Result<PluginEntry, EntryError> {
         let text = match (&self.template, file) {
-            (None, _) => return Ok(Entry::of(&self.facts)),
+            (None, _) => return Ok(PluginEntry::of(&self.facts)),
             (Some(TemplateSource::Text(text)), _) => text.as_str(),
             (Some(TemplateSource::File(_)), file) => file.unwrap_or_default(),
         };
@@ -299,7 +299,7 @@ impl EntrySettings {
             ("KUBERNETES_NODE_NAME", node.to_owned()),
             ("POD_NAMESPACE", self.facts.pod_namespace.clone()),
         ];
-        Entry::from_template(&Template { text, values: &values })
+        PluginEntry::from_template(&Template { text, values: &values })
     }
 }
 
@@ -321,7 +321,7 @@ fn paths(raw: &Raw<'_>) -> Paths {
     }
 }
 
-fn placement(raw: &mut Raw<'_>) -> Placement {
+fn placement(raw: &mut Raw<'_>) -> EntryPlacement {
     let named = raw.file_name(Key::CNI_CONF_NAME);
     let owned = raw.switch(Key::ISTIO_OWNED_CNI_CONFIG);
     // Charts pass the variable also where the user left the value empty.
@@ -337,8 +337,8 @@ fn placement(raw: &mut Raw<'_>) -> Placement {
         raw.reject(Key::CNI_CONF_NAME, "this is the copy in front, which cannot be a copy of itself");
     }
     match (raw.switch(Key::CHAINED_CNI_PLUGIN), owned) {
-        (true, false) => Placement::Chained { pinned: named },
-        (true, true) => Placement::Owned { file: owned_file, pinned: named },
+        (true, false) => EntryPlacement::Chained { pinned: named },
+        (true, true) => EntryPlacement::Owned { file: owned_file, pinned: named },
         (false, _) => {
             let file = named.unwrap_or_else(|| STANDALONE_FILE.to_owned());
             if file.ends_with(".conflist") {
@@ -347,7 +347,7 @@ fn placement(raw: &mut Raw<'_>) -> Placement {
                     "without chaining the file holds one plugin, so its name must end in .conf",
                 );
             }
-            Placement::Standalone { file }
+            EntryPlacement::Standalone { file }
         }
     }
 }
@@ -372,7 +372,7 @@ fn entry(raw: &mut Raw<'_>, logging: &logging::Config, ambient: Option<&AmbientS
     };
     let selectors = ambient.and_then(|ambient| ambient.selectors.as_ref());
     EntrySettings {
-        facts: Facts {
+        facts: EntryContent {
             log_level: logging.levels.of("cni-plugin").name().to_owned(),
             run_dir: raw.text(Key::CNI_AGENT_RUN_DIR),
             ambient_enabled: ambient.is_some(),

@@ -14,13 +14,13 @@ use cni_core::pod_source::PodName;
 use serde_json::Value;
 use tokio::runtime::Runtime;
 
-use crate::cluster::Cluster;
-use crate::error::InputError;
+use crate::cluster::ClusterObjects;
+use crate::error::PodInputError;
 
 /// How long the API server may take for an answer.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// The most that is read of a list, such as all pods of a node.
-const MOST: api_lists::Limits = api_lists::Limits { objects: 20_000, bytes: 64 << 20 };
+const MOST: api_lists::ListLimits = api_lists::ListLimits { objects: 20_000, bytes: 64 << 20 };
 /// The most events of a kind that are read for a scan.
 const MOST_EVENTS: u32 = 500;
 /// Kubeconfigs of a node: the plugin's, which may get pods and nothing else, and the kubelet's, which may list those of its node, where
@@ -87,7 +87,7 @@ impl Credentials {
 pub fn credentials(
     named: Option<&str>,
     env: impl Fn(&str) -> Option<String>,
-) -> Result<Vec<Credentials>, InputError> {
+) -> Result<Vec<Credentials>, PodInputError> {
     let from_env = || env("KUBECONFIG").filter(|path| !path.is_empty());
     if let Some(path) = named.map(str::to_owned).or_else(from_env) {
         return Ok(vec![Credentials::Kubeconfig(path.into())]);
@@ -97,7 +97,7 @@ pub fn credentials(
     let kubeconfigs = existing(Path::new("/"), home).into_iter().map(Credentials::Kubeconfig);
     let found: Vec<Credentials> = account.into_iter().chain(kubeconfigs).collect();
     if found.is_empty() {
-        return Err(InputError::of(
+        return Err(PodInputError::of(
             "no kubeconfig found; set --kubeconfig or KUBECONFIG, or give pods with --file",
         ));
     }
@@ -133,9 +133,9 @@ impl ApiServer {
     ///
     /// # Errors
     /// No credentials are of any use: why, for each.
-    pub fn new(credentials: &[Credentials]) -> Result<Self, InputError> {
+    pub fn new(credentials: &[Credentials]) -> Result<Self, PodInputError> {
         let runtime =
-            tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(InputError::of)?;
+            tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(PodInputError::of)?;
         let (mut clients, mut wrong) = (Vec::new(), Vec::new());
         {
             let _inside = runtime.enter();
@@ -149,7 +149,7 @@ impl ApiServer {
             }
         }
         if clients.is_empty() {
-            return Err(InputError(wrong));
+            return Err(PodInputError(wrong));
         }
         Ok(Self { runtime: Some(runtime), clients, is_silent: Cell::new(false) })
     }
@@ -158,14 +158,14 @@ impl ApiServer {
     ///
     /// # Errors
     /// It cannot be read: why, and what to do.
-    pub fn pod(&self, name: &PodName) -> Result<Value, InputError> {
+    pub fn pod(&self, name: &PodName) -> Result<Value, PodInputError> {
         let request = || {
             Request::new(format!("/api/v1/namespaces/{}/pods", name.namespace))
                 .get(&name.name, &GetParams::default())
         };
         let found = self.ask(request).map_err(|(path, failure)| {
             if matches!(&failure, ApiError::NotFound(words) if words.by_api) {
-                return InputError(vec![format!(
+                return PodInputError(vec![format!(
                     "the API server has no pod {name} (404); kubectl get pods -n {} lists its pods",
                     name.namespace
                 )]);
@@ -187,22 +187,22 @@ impl ApiServer {
     ///
     /// # Errors
     /// They cannot be read: why, and what to do.
-    pub fn pods(&self, node: &str) -> Result<Vec<Value>, InputError> {
+    pub fn pods(&self, node: &str) -> Result<Vec<Value>, PodInputError> {
         let params = ListParams::default().fields(&format!("spec.nodeName={node}"));
         self.list("/api/v1/pods", &params, "PodList").map_err(|(path, failure)| {
-            let InputError(mut messages) = report(&path, &failure, "list");
+            let PodInputError(mut messages) = report(&path, &failure, "list");
             if let (ApiError::Forbidden(_), Some(last)) = (&failure, messages.last_mut()) {
                 // The server lets a kubelet list the pods of its own node alone.
                 last.push_str(&format!("; if {node} is not the name of this node, {NAME_IT}"));
             }
-            InputError(messages)
+            PodInputError(messages)
         })
     }
 
     /// Everything known about one pod besides its object.
     #[must_use]
-    pub fn around_pod(&self, name: &PodName, pod: &Value) -> Cluster {
-        let mut cluster = Cluster::default();
+    pub fn around_pod(&self, name: &PodName, pod: &Value) -> ClusterObjects {
+        let mut cluster = ClusterObjects::default();
         let text = |pointer: &str| pod.pointer(pointer).and_then(Value::as_str);
         if let Some(node) = text("/spec/nodeName") {
             // Without it the pod is judged by itself.
@@ -221,12 +221,12 @@ impl ApiServer {
     ///
     /// # Errors
     /// The API server has no such node: the machine has another name.
-    pub fn around_node(&self, node: &str, pods: &[Value]) -> Result<Cluster, InputError> {
-        let mut cluster = Cluster::default();
+    pub fn around_node(&self, node: &str, pods: &[Value]) -> Result<ClusterObjects, PodInputError> {
+        let mut cluster = ClusterObjects::default();
         if let Err(Some(ApiError::NotFound(words))) = self.node(node, &mut cluster)
             && words.by_api
         {
-            return Err(InputError(vec![format!("the API server has no node {node}; {NAME_IT}")]));
+            return Err(PodInputError(vec![format!("the API server has no node {node}; {NAME_IT}")]));
         }
         for fields in EVENTS {
             if !self.more("events of pods", "/api/v1/events", fields, &mut cluster) {
@@ -240,7 +240,7 @@ impl ApiServer {
     }
 
     /// The labels of one namespace, if they may decide which pods are in ambient mode.
-    pub fn namespace(&self, name: &str, conf: Option<&Conf>, cluster: &mut Cluster) {
+    pub fn namespace(&self, name: &str, conf: Option<&Conf>, cluster: &mut ClusterObjects) {
         if conf.is_some_and(|conf| conf.ambient_enabled) {
             // A failure is noted.
             let _ = self.one("the pod's namespace", "/api/v1/namespaces", name, cluster);
@@ -248,7 +248,7 @@ impl ApiServer {
     }
 
     /// The same of all namespaces.
-    pub fn namespaces(&self, conf: Option<&Conf>, cluster: &mut Cluster) {
+    pub fn namespaces(&self, conf: Option<&Conf>, cluster: &mut ClusterObjects) {
         let Some(conf) = conf.filter(|conf| conf.ambient_enabled) else { return };
         let mut params = ListParams::default();
         if conf.enablement.is_usual() {
@@ -260,24 +260,30 @@ impl ApiServer {
         cluster.has_all_namespaces = self.unless_silent("namespaces", list, cluster).is_ok();
     }
 
-    fn node(&self, name: &str, cluster: &mut Cluster) -> Result<(), Option<ApiError>> {
+    fn node(&self, name: &str, cluster: &mut ClusterObjects) -> Result<(), Option<ApiError>> {
         self.one("the node", "/api/v1/nodes", name, cluster)
     }
 
-    fn runtime_classes(&self, cluster: &mut Cluster) {
+    fn runtime_classes(&self, cluster: &mut ClusterObjects) {
         let path = "/apis/node.k8s.io/v1/runtimeclasses";
         let list = || self.list(path, &ListParams::default(), "RuntimeClassList");
         // A failure is noted.
         let _ = self.unless_silent("runtime classes", list, cluster);
     }
 
-    fn one(&self, what: &str, path: &str, name: &str, cluster: &mut Cluster) -> Result<(), Option<ApiError>> {
+    fn one(
+        &self,
+        what: &str,
+        path: &str,
+        name: &str,
+        cluster: &mut ClusterObjects,
+    ) -> Result<(), Option<ApiError>> {
         let request = || Request::new(path).get(name, &GetParams::default());
         self.unless_silent(what, || self.ask(request).map(|object| vec![object]), cluster)
     }
 
     /// Whether an answer came.
-    fn more(&self, what: &str, path: &str, fields: &str, cluster: &mut Cluster) -> bool {
+    fn more(&self, what: &str, path: &str, fields: &str, cluster: &mut ClusterObjects) -> bool {
         let params = ListParams::default().fields(fields).limit(MOST_EVENTS);
         self.unless_silent(what, || self.list(path, &params, "EventList"), cluster).is_ok()
     }
@@ -287,7 +293,7 @@ impl ApiServer {
         &self,
         what: &str,
         ask: impl FnOnce() -> Result<Vec<Value>, (PathBuf, ApiError)>,
-        cluster: &mut Cluster,
+        cluster: &mut ClusterObjects,
     ) -> Result<(), Option<ApiError>> {
         if self.is_silent.get() {
             cluster.untold.push(format!("{what}: the API server did not answer"));
@@ -382,7 +388,7 @@ impl Drop for ApiServer {
 }
 
 /// A failure, and what to do about it.
-fn report(kubeconfig: &Path, failure: &ApiError, verb: &str) -> InputError {
+fn report(kubeconfig: &Path, failure: &ApiError, verb: &str) -> PodInputError {
     let kubeconfig = kubeconfig.display();
     let advice = match failure {
         ApiError::Unauthorized(_) => format!(
@@ -404,7 +410,7 @@ fn report(kubeconfig: &Path, failure: &ApiError, verb: &str) -> InputError {
         ),
         ApiError::Impossible(_) => "give pods with --file".to_owned(),
     };
-    InputError(vec![format!("{failure}; {advice}")])
+    PodInputError(vec![format!("{failure}; {advice}")])
 }
 
 #[cfg(test)]

@@ -5,14 +5,14 @@ use reasons::{AgentReason, ReasonDoc};
 
 /// Something wrong, or worth knowing, about a pod: what, and where it shows.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Finding {
+pub struct PodFinding {
     /// What.
     pub cause: Cause,
     /// What was seen, a sentence each.
     pub seen: Vec<String>,
 }
 
-impl Finding {
+impl PodFinding {
     /// Whether it is more than a note.
     #[must_use]
     pub const fn is_trouble(&self) -> bool {
@@ -264,7 +264,7 @@ impl Cause {
     }
 }
 
-impl Finding {
+impl PodFinding {
     /// With what was seen, one thing.
     #[must_use]
     pub fn new(cause: Cause, seen: impl Into<String>) -> Self {
@@ -279,15 +279,15 @@ impl Finding {
 }
 
 /// Adds what was seen to a cause's finding, or a finding if that cause has none.
-pub(crate) fn merge(all: &mut Vec<Finding>, cause: Cause, seen: Vec<String>) {
+pub(crate) fn merge(all: &mut Vec<PodFinding>, cause: Cause, seen: Vec<String>) {
     match all.iter_mut().find(|finding| finding.cause == cause) {
         Some(finding) => finding.seen.extend(seen),
-        None => all.extend(Finding::some(cause, seen)),
+        None => all.extend(PodFinding::some(cause, seen)),
     }
 }
 
 /// Puts the worst first.
-pub(crate) fn sort(all: &mut [Finding]) {
+pub(crate) fn sort(all: &mut [PodFinding]) {
     all.sort_by_key(|finding| (std::cmp::Reverse(finding.cause.severity()), finding.cause));
 }
 

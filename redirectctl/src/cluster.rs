@@ -5,16 +5,16 @@ use std::collections::BTreeMap;
 use cni_core::pod_source::PodName;
 use serde_json::{Map, Value};
 
-use crate::object::{Condition, Event, text};
+use crate::object::{ObjectCondition, PodEvent, text};
 use crate::pod::Pod;
 
 /// Objects besides pods, as far as they are known.
 #[derive(Debug, Default)]
-pub struct Cluster {
+pub struct ClusterObjects {
     /// The nodes.
     pub nodes: Vec<NodeObject>,
     /// Of a pod, with its UID if the event has it.
-    events: Vec<(PodName, String, Event)>,
+    events: Vec<(PodName, String, PodEvent)>,
     /// The handlers of runtime classes, by the names of these.
     handlers: BTreeMap<String, String>,
     /// The labels of namespaces, by their names.
@@ -33,10 +33,10 @@ pub struct NodeObject {
     /// Its taints, as `KEY=VALUE:EFFECT`, by their keys.
     pub taints: Vec<(String, String)>,
     /// Its conditions.
-    pub conditions: Vec<Condition>,
+    pub conditions: Vec<ObjectCondition>,
 }
 
-impl Cluster {
+impl ClusterObjects {
     /// Takes note of an object; returns whether its kind matters here.
     pub fn take(&mut self, object: &Value) -> bool {
         let text = |pointer: &str| text(object, pointer);
@@ -53,7 +53,7 @@ impl Cluster {
                 let about = |field: &str| text(&format!("/involvedObject/{field}"));
                 if about("kind") == "Pod" {
                     let pod = PodName { namespace: about("namespace"), name: about("name") };
-                    self.events.push((pod, about("uid"), Event::of(object)));
+                    self.events.push((pod, about("uid"), PodEvent::of(object)));
                 }
             }
             Some(_) | None => return false,
@@ -70,7 +70,7 @@ impl Cluster {
             }
             let labels = self.namespaces.get(&pod.name.namespace).cloned();
             pod.namespace_labels = labels.or_else(|| self.has_all_namespaces.then(Map::new));
-            let is_about = |(name, uid, _): &&(PodName, String, Event)| {
+            let is_about = |(name, uid, _): &&(PodName, String, PodEvent)| {
                 // An earlier pod may have had the name.
                 *name == pod.name && (uid.is_empty() || pod.uid.is_empty() || *uid == pod.uid)
             };
@@ -91,7 +91,7 @@ impl NodeObject {
         Self {
             name: text(object, "/metadata/name"),
             taints: taints.collect(),
-            conditions: Condition::all(object),
+            conditions: ObjectCondition::all(object),
         }
     }
 }
@@ -113,7 +113,7 @@ mod tests {
             json!({"kind": "Event", "reason": reason, "message": "m", "lastTimestamp": "2026-11-22T00:00:00Z",
                 "involvedObject": {"kind": "Pod", "namespace": "shop", "name": "cart-0", "uid": uid}})
         };
-        let mut cluster = Cluster::default();
+        let mut cluster = ClusterObjects::default();
         for object in [
             event("1", "Old"),
             event("2", "New"),

@@ -13,9 +13,9 @@ use serde_json::{Value, json};
 
 use crate::printable::Printable;
 use crate::report::VERSION;
-use crate::text_writer::{Layout, TextStyle, TextWriter};
+use crate::text_writer::{TextLayout, TextStyle, TextWriter};
 use cache::Cached;
-pub use program::{Answer, ask};
+pub use program::{PluginReply, ask};
 
 /// Where runtimes keep plugins, unless they are reported otherwise.
 pub const BIN_DIR: &str = "/opt/cni/bin";
@@ -28,7 +28,7 @@ const USUAL_INTERFACE: &str = "eth0";
 
 /// What is known of a pod's network.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Attachment {
+pub struct AttachedPod {
     /// The pod.
     pub pod: PodName,
     /// The file of its network namespace.
@@ -43,7 +43,7 @@ pub struct Attachment {
 
 /// A question for the plugin.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Question {
+pub struct PluginRequest {
     /// The pod it is about.
     pub pod: PodName,
     /// The program.
@@ -58,12 +58,12 @@ pub struct Question {
     pub notes: Vec<String>,
 }
 
-impl Question {
+impl PluginRequest {
     /// CHECK for a pod. `entry` is the plugin's network configuration, with the name and version of its network; `environment` is what the
     /// plugin shall have besides.
     #[must_use]
     pub fn check(
-        attachment: &Attachment,
+        attachment: &AttachedPod,
         mut entry: Value,
         program: PathBuf,
         environment: BTreeMap<String, String>,
@@ -106,7 +106,7 @@ impl Question {
 
     /// What was sent and answered, for people.
     #[must_use]
-    pub fn text(&self, answer: Option<&Answer>, layout: Layout) -> Printable {
+    pub fn text(&self, answer: Option<&PluginReply>, layout: TextLayout) -> Printable {
         let mut paper = TextWriter::new(layout);
         paper.heading(&format!("CHECK of pod {}", self.pod));
         paper.labelled(2, "program    ", &self.program.display().to_string());
@@ -122,10 +122,10 @@ impl Question {
         }
         match answer {
             None => paper.line(0, "not sent: --dry-run"),
-            Some(Answer::AsPlanned) => {
+            Some(PluginReply::AsPlanned) => {
                 paper.inked(0, "the plugin reports that all is as planned", TextStyle::Green);
             }
-            Some(Answer::Refused { code, message, details }) => {
+            Some(PluginReply::Refused { code, message, details }) => {
                 paper.marked(0, "error  ", TextStyle::Red, &format!("code {code}: {message}"));
                 if !details.is_empty() {
                     paper.labelled(7, "", details);
@@ -138,7 +138,7 @@ impl Question {
 
     /// The same for programs.
     #[must_use]
-    pub fn json(&self, answer: Option<&Answer>) -> Value {
+    pub fn json(&self, answer: Option<&PluginReply>) -> Value {
         json!({
             "version": VERSION,
             "pod": self.pod.to_string(),
@@ -148,8 +148,8 @@ impl Question {
             "previous": self.previous,
             "notes": self.notes,
             "answer": answer.map(|answer| match answer {
-                Answer::AsPlanned => json!({"asPlanned": true}),
-                Answer::Refused { code, message, details } =>
+                PluginReply::AsPlanned => json!({"asPlanned": true}),
+                PluginReply::Refused { code, message, details } =>
                     json!({"asPlanned": false, "code": code, "message": message, "details": details}),
             }),
         })
@@ -158,7 +158,7 @@ impl Question {
 
 /// What the runtime said of the pod, or what it would say. Names of pods come from the API server or a file, and their characters have
 /// been checked: none of them ends a pair.
-fn args(attachment: &Attachment) -> String {
+fn args(attachment: &AttachedPod) -> String {
     let remembered = attachment.cached.as_ref().map(|cached| cached.args.clone()).unwrap_or_default();
     let own = [("K8S_POD_NAMESPACE", &attachment.pod.namespace), ("K8S_POD_NAME", &attachment.pod.name)];
     let mut pairs: Vec<(String, String)> = vec![("IgnoreUnknown".to_owned(), "1".to_owned())];
@@ -172,7 +172,7 @@ fn args(attachment: &Attachment) -> String {
 }
 
 /// A result with what the namespace shows. Before 1.0.0 each address says its family.
-fn made_result(attachment: &Attachment, version: &str) -> Value {
+fn made_result(attachment: &AttachedPod, version: &str) -> Value {
     let is_old = version.starts_with("0.");
     let address = |ip: &IpAddr| {
         let (length, family) = if ip.is_ipv4() { (32, "4") } else { (128, "6") };
@@ -196,8 +196,8 @@ fn made_result(attachment: &Attachment, version: &str) -> Value {
 mod tests {
     use super::*;
 
-    fn attachment(cached: Option<Cached>) -> Attachment {
-        Attachment {
+    fn attachment(cached: Option<Cached>) -> AttachedPod {
+        AttachedPod {
             pod: PodName { namespace: "shop".into(), name: "cart-0".into() },
             netns: "/run/netns/cni-1".into(),
             addresses: vec!["10.1.0.2".parse().expect("an address"), "fd00::2".parse().expect("an address")],
@@ -206,20 +206,20 @@ mod tests {
         }
     }
 
-    fn question(version: &str, cached: Option<Cached>) -> Question {
+    fn question(version: &str, cached: Option<Cached>) -> PluginRequest {
         let entry = json!({"type": PLUGIN, "name": "k8s", "cniVersion": version});
-        Question::check(&attachment(cached), entry, "/opt/cni/bin/istio-cni".into(), BTreeMap::new())
+        PluginRequest::check(&attachment(cached), entry, "/opt/cni/bin/istio-cni".into(), BTreeMap::new())
     }
 
     /// The plugin's own reader judges what is sent.
-    fn accepted(question: &Question) {
+    fn accepted(question: &PluginRequest) {
         use cni_core::conf::Envelope;
-        use cni_core::wire::{Command, Invocation};
+        use cni_core::wire::{CniCommand, Invocation};
         let read =
             Invocation::read(|name| question.environment.get(name).map(Into::into)).expect("an environment");
-        assert_eq!((read.command, read.pod.name.as_str()), (Command::Check, "cart-0"));
+        assert_eq!((read.command, read.pod.name.as_str()), (CniCommand::Check, "cart-0"));
         let input = question.input.to_string();
-        Envelope::read(input.as_bytes(), Command::Check)
+        Envelope::read(input.as_bytes(), CniCommand::Check)
             .and_then(|envelope| envelope.conf())
             .expect("a configuration");
     }
@@ -266,9 +266,9 @@ mod tests {
     fn nothing_is_wider_than_the_terminal() {
         let mut question = question("1.0.0", None);
         question.input["long"] = "x".repeat(300).into();
-        let refused = Answer::Refused { code: 111, message: "y ".repeat(90), details: "z".repeat(100) };
-        for answer in [None, Some(Answer::AsPlanned), Some(refused)] {
-            let text = question.text(answer.as_ref(), Layout::default());
+        let refused = PluginReply::Refused { code: 111, message: "y ".repeat(90), details: "z".repeat(100) };
+        for answer in [None, Some(PluginReply::AsPlanned), Some(refused)] {
+            let text = question.text(answer.as_ref(), TextLayout::default());
             assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
         }
     }

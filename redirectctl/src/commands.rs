@@ -17,12 +17,12 @@ use clap::Command;
 use clap_complete::Shell;
 use explain::Printable;
 use logging::DEFAULT_SCOPE;
-use settings_cli::{Line, Program};
+use settings_cli::{LineRequest, Program};
 
 pub use given::Given;
 pub use table::{COMMANDS, Definition, PROGRAM};
 
-use crate::error::InputError;
+use crate::error::PodInputError;
 use crate::text_writer::short;
 use crate::{FAILED, FINE, why};
 
@@ -35,7 +35,7 @@ const LONGEST_ERROR: usize = 2000;
 
 /// What a command answers: text for standard output, and the exit code.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Answer {
+pub struct CommandOutput {
     /// For standard output.
     pub text: Printable,
     /// The exit code.
@@ -93,8 +93,8 @@ pub fn whole() -> Command {
 
 fn run_command(command: &Definition, words: Vec<OsString>, env: Vec<(OsString, OsString)>) -> ExitCode {
     let line = match command.line().read(words) {
-        Ok(Line::Work(line)) => line,
-        Ok(Line::Print(text)) => return settings_cli::print(&text),
+        Ok(LineRequest::Work(line)) => line,
+        Ok(LineRequest::Print(text)) => return settings_cli::print(&text),
         Err(usage) => return settings_cli::complain(&usage),
     };
     let (operands, flags) = (line.operands.clone(), line.flags.clone());
@@ -121,7 +121,7 @@ fn run_command(command: &Definition, words: Vec<OsString>, env: Vec<(OsString, O
             settings_cli::print(&answer.text);
             answer.code
         }
-        Err(InputError(all)) => {
+        Err(PodInputError(all)) => {
             for error in all.iter().take(MOST_ERRORS) {
                 log::error!(target: DEFAULT_SCOPE, "{}", short(error, LONGEST_ERROR));
             }
@@ -139,7 +139,7 @@ fn run_command(command: &Definition, words: Vec<OsString>, env: Vec<(OsString, O
 ///
 /// # Errors
 /// Everything wrong with its words, or why it could not be done.
-fn answer(command: &Definition, given: &Given) -> Result<Answer, InputError> {
+fn answer(command: &Definition, given: &Given) -> Result<CommandOutput, PodInputError> {
     let mut wrong: Vec<String> = given.input.settings.refused().iter().map(ToString::to_string).collect();
     wrong.extend(command.missing(&given.operands));
     wrong.extend(command.wrong_words(given));
@@ -147,18 +147,18 @@ fn answer(command: &Definition, given: &Given) -> Result<Answer, InputError> {
         wrong.extend(given.wrong_settings());
     }
     if !wrong.is_empty() {
-        return Err(InputError(wrong));
+        return Err(PodInputError(wrong));
     }
     (command.run)(given)
 }
 
 /// `why`
-fn explain(given: &Given) -> Result<Answer, InputError> {
+fn explain(given: &Given) -> Result<CommandOutput, PodInputError> {
     let text = match given.operands.first() {
-        Some(word) => why::explain(word, given.layout).map_err(InputError::of)?,
+        Some(word) => why::explain(word, given.layout).map_err(PodInputError::of)?,
         None => why::list(given.layout),
     };
-    Ok(Answer { text, code: FINE })
+    Ok(CommandOutput { text, code: FINE })
 }
 
 impl Definition {

@@ -9,7 +9,7 @@ use netfilter_state::differences::{Difference, Differences};
 use netfilter_state::netlink::kept::KeptTable;
 use netfilter_state::routing::RoutingItem;
 use netns_apply::Mismatch;
-use packet_trace::interference::{self, Effect, Severity as Sureness};
+use packet_trace::interference::{self, Certainty as Sureness, Effect};
 use reasons::{EventReason, PodState};
 use redirect_core::plan::DataPlane;
 use redirect_core::pod::{PodFacts, SkipReason};
@@ -20,12 +20,12 @@ use redirect_core::{DnsCapture, Families, Family, InboundPorts, InterceptionMode
 
 pub use explain::decision::PodDecision;
 
-use crate::cause::{self, Cause, Finding};
+use crate::cause::{self, Cause, PodFinding};
 use crate::inspect::{Inspection, NATIVE};
 use crate::meaning;
-use crate::pod::{Container, Kind, Pod};
+use crate::pod::{Container, ContainerKind, Pod};
 use crate::status;
-use crate::validation::{VALIDATION_CONTAINER, Validation};
+use crate::validation::{LastValidation, VALIDATION_CONTAINER};
 
 /// Settings that leave traffic alone.
 const EXCLUDING: [Key; 12] = [
@@ -49,7 +49,7 @@ const UNPROVEN: [Cause; 4] =
 
 /// What is wrong, or worth knowing: the worst first.
 #[must_use]
-pub fn findings(pod: Option<&Pod>, decided: &PodDecision, seen: Option<&Inspection>) -> Vec<Finding> {
+pub fn findings(pod: Option<&Pod>, decided: &PodDecision, seen: Option<&Inspection>) -> Vec<PodFinding> {
     let mut all = Vec::new();
     match decided {
         PodDecision::Redirect(redirect, settings) => {
@@ -81,19 +81,19 @@ pub fn findings(pod: Option<&Pod>, decided: &PodDecision, seen: Option<&Inspecti
         PodDecision::Skip(reason) => all.extend(skipped(*reason, seen)),
         PodDecision::HostNetwork => {
             if pod.is_some_and(|pod| pod.proxy().is_some()) {
-                all.push(Finding::new(Cause::HostNetwork, "hostNetwork: true"));
+                all.push(PodFinding::new(Cause::HostNetwork, "hostNetwork: true"));
             }
         }
         PodDecision::Wrong(errors) => {
             // A namespace without addresses has a finding of its own.
             let seen = errors.iter().map(ToString::to_string).collect();
-            all.push(Finding { cause: Cause::BadSettings, seen });
+            all.push(PodFinding { cause: Cause::BadSettings, seen });
         }
         PodDecision::Unknown => {}
     }
     all.extend(pod.and_then(misspellings));
     if let Some(why_not) = seen.and_then(|seen| seen.not_accepted.clone()) {
-        all.push(Finding::new(Cause::NotAccepted, why_not));
+        all.push(PodFinding::new(Cause::NotAccepted, why_not));
     }
     all.extend(pod.into_iter().flat_map(status::findings));
     if let (PodDecision::Redirect(..), Some(seen), Some(pod)) = (decided, seen, pod) {
@@ -107,8 +107,8 @@ pub fn findings(pod: Option<&Pod>, decided: &PodDecision, seen: Option<&Inspecti
 }
 
 /// A validation that found a pod not redirected is out of date once its rules are as planned.
-fn await_validation(pod: &Pod, seen: &Inspection, all: &mut [Finding]) {
-    let is_outdated = seen.is_as_planned() && pod.validation.as_ref().is_some_and(Validation::denies);
+fn await_validation(pod: &Pod, seen: &Inspection, all: &mut [PodFinding]) {
+    let is_outdated = seen.is_as_planned() && pod.validation.as_ref().is_some_and(LastValidation::denies);
     let held = all.iter_mut().find(|finding| is_outdated && finding.cause == Cause::HeldBack);
     if let Some(held) = held {
         // What was to be done about it then is not to be done now.
@@ -119,7 +119,7 @@ fn await_validation(pod: &Pod, seen: &Inspection, all: &mut [Finding]) {
 
 /// How a pod stands, by what was decided and what its network namespace shows, if that could be read.
 #[must_use]
-pub fn state(decided: &PodDecision, seen: Option<&Inspection>, findings: &[Finding]) -> PodState {
+pub fn state(decided: &PodDecision, seen: Option<&Inspection>, findings: &[PodFinding]) -> PodState {
     let has = |causes: &[Cause]| findings.iter().any(|finding| causes.contains(&finding.cause));
     let has_rules = seen.is_some_and(|seen| !seen.in_force.is_empty());
     if has(&[Cause::Sandboxed]) {
@@ -154,7 +154,7 @@ pub fn state(decided: &PodDecision, seen: Option<&Inspection>, findings: &[Findi
 
 /// Adds that the agent has not enrolled a pod yet, or not any more, as its annotation says, with the reason in the last event about it.
 /// What its namespace shows is part of the same finding.
-fn not_enrolled(pod: &Pod, all: &mut Vec<Finding>) {
+fn not_enrolled(pod: &Pod, all: &mut Vec<PodFinding>) {
     let Some(annotation) = pod.ambient_annotation() else { return };
     let is_pending = annotation == "pending";
     if !is_pending && all.iter().all(|finding| finding.cause != Cause::NotEnrolled) {
@@ -170,17 +170,17 @@ fn not_enrolled(pod: &Pod, all: &mut Vec<Finding>) {
 }
 
 /// Whatever the plan.
-fn of_any_namespace(seen: &Inspection) -> Vec<Finding> {
+fn of_any_namespace(seen: &Inspection) -> Vec<PodFinding> {
     let mut all = Vec::new();
     if !seen.addresses.iter().any(IpAddr::is_loopback) {
-        all.push(Finding::new(Cause::LoopbackDown, "neither 127.0.0.1 nor ::1 is there"));
+        all.push(PodFinding::new(Cause::LoopbackDown, "neither 127.0.0.1 nor ::1 is there"));
     }
     if !seen.addresses.iter().any(is_routable) {
-        all.push(Finding::new(Cause::NoAddress, format!("it has {}", list(&seen.addresses))));
+        all.push(PodFinding::new(Cause::NoAddress, format!("it has {}", list(&seen.addresses))));
     }
-    all.extend(Finding::some(Cause::Unexamined, seen.unexamined.clone()));
+    all.extend(PodFinding::some(Cause::Unexamined, seen.unexamined.clone()));
     if seen.in_force.len() > 1 {
-        all.push(Finding::new(Cause::TwoBackends, seen.backends()));
+        all.push(PodFinding::new(Cause::TwoBackends, seen.backends()));
     }
     all
 }
@@ -196,11 +196,11 @@ fn namespace(
     proxy_uids: Option<&[u32]>,
     pod: Option<&Pod>,
     seen: &Inspection,
-    all: &mut Vec<Finding>,
+    all: &mut Vec<PodFinding>,
 ) {
-    all.extend(Finding::some(Cause::KernelLacks, seen.lacking.clone()));
+    all.extend(PodFinding::some(Cause::KernelLacks, seen.lacking.clone()));
     all.extend(foreign(&seen.impact.foreign, seen));
-    all.extend(Finding::some(
+    all.extend(PodFinding::some(
         Cause::ForeignAccepted,
         seen.accepted.iter().map(ToString::to_string).collect(),
     ));
@@ -209,7 +209,7 @@ fn namespace(
             DataPlane::Sidecar => Cause::NotRedirected,
             DataPlane::Ambient => Cause::NotEnrolled,
         };
-        all.push(Finding::new(cause, "no table has a chain of the mesh"));
+        all.push(PodFinding::new(cause, "no table has a chain of the mesh"));
         return;
     }
     match &seen.mismatch {
@@ -217,11 +217,11 @@ fn namespace(
         None | Some(Mismatch::TwoBackends | Mismatch::Interference(..)) => {}
         Some(Mismatch::Different(differences)) => all.extend(different(plan, differences)),
         Some(Mismatch::DoesNotConverge(obstacle)) => {
-            all.push(Finding::new(Cause::RoutingTaken, obstacle.to_string()));
+            all.push(PodFinding::new(Cause::RoutingTaken, obstacle.to_string()));
         }
-        Some(Mismatch::Asleep(what)) => all.push(Finding::new(Cause::Asleep, what.clone())),
+        Some(Mismatch::Asleep(what)) => all.push(PodFinding::new(Cause::Asleep, what.clone())),
         // A kind that this program does not know yet.
-        Some(other) => all.push(Finding::new(Cause::Drifted, other.to_string())),
+        Some(other) => all.push(PodFinding::new(Cause::Drifted, other.to_string())),
     }
     // Before its containers run nothing listens yet.
     if pod.is_none_or(|pod| pod.phase.as_deref().is_none_or(|phase| phase == "Running")) {
@@ -229,7 +229,7 @@ fn namespace(
     }
 }
 
-fn different(plan: &RulePlan, differences: &Differences) -> Vec<Finding> {
+fn different(plan: &RulePlan, differences: &Differences) -> Vec<PodFinding> {
     let mut by_cause: BTreeMap<Cause, Vec<String>> = BTreeMap::new();
     for difference in differences.iter() {
         let cause = match difference {
@@ -241,7 +241,7 @@ fn different(plan: &RulePlan, differences: &Differences) -> Vec<Finding> {
         };
         by_cause.entry(cause).or_default().push(meaning::of(difference, plan));
     }
-    by_cause.into_iter().map(|(cause, seen)| Finding { cause, seen }).collect()
+    by_cause.into_iter().map(|(cause, seen)| PodFinding { cause, seen }).collect()
 }
 
 const fn of_routing(item: RoutingItem) -> Cause {
@@ -263,14 +263,14 @@ fn is_without(plan: &RulePlan, differences: &Differences, family: Family) -> boo
 }
 
 /// Without the routing that is missing because `lo` has no address, which is reported by itself.
-fn foreign(findings: &[interference::Finding], seen: &Inspection) -> Vec<Finding> {
+fn foreign(findings: &[interference::Finding], seen: &Inspection) -> Vec<PodFinding> {
     let has_loopback = seen.addresses.iter().any(IpAddr::is_loopback);
     let is_told = |finding: &&interference::Finding| has_loopback || finding.effect != Effect::Routes;
     [(Cause::Foreign, Sureness::Does), (Cause::ForeignMaybe, Sureness::May)]
         .into_iter()
         .filter_map(|(cause, sureness)| {
             let told = findings.iter().filter(is_told).filter(|finding| finding.severity == sureness);
-            Finding::some(cause, told.map(ToString::to_string).collect())
+            PodFinding::some(cause, told.map(ToString::to_string).collect())
         })
         .collect()
 }
@@ -291,7 +291,7 @@ pub fn served_ports(plan: &RulePlan) -> BTreeMap<u16, Vec<Protocol>> {
     ports
 }
 
-fn unserved(proxy_uids: Option<&[u32]>, plan: &RulePlan, seen: &Inspection) -> Vec<Finding> {
+fn unserved(proxy_uids: Option<&[u32]>, plan: &RulePlan, seen: &Inspection) -> Vec<PodFinding> {
     let mut all: BTreeMap<Cause, Vec<String>> = BTreeMap::new();
     for (port, protocols) in served_ports(plan) {
         let is_dns = port == DnsCapture::PORT.number();
@@ -321,10 +321,10 @@ fn unserved(proxy_uids: Option<&[u32]>, plan: &RulePlan, seen: &Inspection) -> V
             }
         }
     }
-    all.into_iter().map(|(cause, seen)| Finding { cause, seen }).collect()
+    all.into_iter().map(|(cause, seen)| PodFinding { cause, seen }).collect()
 }
 
-fn skipped(reason: SkipReason, seen: Option<&Inspection>) -> Option<Finding> {
+fn skipped(reason: SkipReason, seen: Option<&Inspection>) -> Option<PodFinding> {
     let seen = seen?;
     // Such a pod makes its rules itself.
     let (cause, told) = match (reason == SkipReason::HasInitContainer, seen.in_force.is_empty()) {
@@ -332,7 +332,7 @@ fn skipped(reason: SkipReason, seen: Option<&Inspection>) -> Option<Finding> {
         (false, false) => (Cause::Unexpected, format!("{}; {}", reason.explanation(), seen.backends())),
         (true, false) | (false, true) => return None,
     };
-    Some(Finding::new(cause, told))
+    Some(PodFinding::new(cause, told))
 }
 
 fn of_settings(
@@ -340,7 +340,7 @@ fn of_settings(
     settings: &RawSettings,
     pod: Option<&Pod>,
     seen: Option<&Inspection>,
-) -> Vec<Finding> {
+) -> Vec<PodFinding> {
     let mut all = Vec::new();
     for notice in redirect.notices() {
         let cause = match notice {
@@ -353,7 +353,7 @@ fn of_settings(
             | Notice::UnreadableSwitch { .. }
             | Notice::RunsAsTheProxy(_) => continue,
         };
-        all.push(Finding::new(cause, notice.to_string()));
+        all.push(PodFinding::new(cause, notice.to_string()));
     }
     all.extend(excluded(settings));
     if *redirect.dns() != DnsCapture::Off {
@@ -374,23 +374,23 @@ fn of_settings(
 }
 
 /// What a pod's annotations leave alone.
-fn excluded(settings: &RawSettings) -> Option<Finding> {
+fn excluded(settings: &RawSettings) -> Option<PodFinding> {
     let excluded = settings
         .said()
         .filter(|(key, _, source)| EXCLUDING.contains(key) && matches!(source, Source::Annotation(_)))
         .map(|(_, value, source)| format!("{source}: {value:?}"));
-    Finding::some(Cause::Excluded, excluded.collect())
+    PodFinding::some(Cause::Excluded, excluded.collect())
 }
 
 /// What goes past ztunnel for a while.
-fn connections_kept(table: &KeptTable) -> Option<Finding> {
+fn connections_kept(table: &KeptTable) -> Option<PodFinding> {
     let (count, left) = (table.connections().len(), table.left().as_secs());
     let until = format!("{count} connections, kept until they end or {left}s have passed");
-    (count > 0).then(|| Finding::new(Cause::ConnectionsKept, until))
+    (count > 0).then(|| PodFinding::new(Cause::ConnectionsKept, until))
 }
 
-fn dns_captured(which: &str, source: Source) -> Finding {
-    Finding::new(Cause::DnsCaptured, format!("{which} ({source})"))
+fn dns_captured(which: &str, source: Source) -> PodFinding {
+    PodFinding::new(Cause::DnsCaptured, format!("{which} ({source})"))
 }
 
 /// Addresses of a family without rules, also those by which only neighbours reach the pod.
@@ -399,7 +399,7 @@ fn beside_families(
     redirects: bool,
     pod: Option<&Pod>,
     seen: Option<&Inspection>,
-) -> Option<Finding> {
+) -> Option<PodFinding> {
     // Native nftables redirect the other family as well: their tables are of both. TPROXY has a rule for each.
     let is_native =
         redirects && seen.is_some_and(|seen| seen.in_force.iter().any(|in_force| in_force.backend == NATIVE));
@@ -410,16 +410,16 @@ fn beside_families(
         .filter(|address| is_routable(address) || is_link_local_v6(address))
         .filter(|address| !families.contains(Family::of(address)))
         .collect();
-    (!beside.is_empty() && !is_native).then(|| Finding::new(Cause::FamilyNotCaptured, list(&beside)))
+    (!beside.is_empty() && !is_native).then(|| PodFinding::new(Cause::FamilyNotCaptured, list(&beside)))
 }
 
-fn of_pod(pod: &Pod, redirect: &Redirect, all: &mut Vec<Finding>) {
+fn of_pod(pod: &Pod, redirect: &Redirect, all: &mut Vec<PodFinding>) {
     let collisions = redirect.notices().iter().filter_map(|notice| {
         if let Notice::RunsAsTheProxy(collision) = notice { Some(collision.to_string()) } else { None }
     });
-    all.extend(Finding::some(Cause::UidCollision, collisions.collect()));
-    all.extend(Finding::some(Cause::InitWithoutNetwork, without_network(pod, redirect)));
-    all.extend(Finding::some(Cause::PortNotCaptured, beside_capture(pod, redirect)));
+    all.extend(PodFinding::some(Cause::UidCollision, collisions.collect()));
+    all.extend(PodFinding::some(Cause::InitWithoutNetwork, without_network(pod, redirect)));
+    all.extend(PodFinding::some(Cause::PortNotCaptured, beside_capture(pod, redirect)));
 }
 
 /// Init containers whose connections are captured before the proxy is there.
@@ -427,14 +427,14 @@ fn without_network(pod: &Pod, redirect: &Redirect) -> Vec<String> {
     let proxy = pod
         .containers
         .iter()
-        .position(|one| one.name == PodFacts::PROXY_CONTAINER && one.kind == Kind::Sidecar);
+        .position(|one| one.name == PodFacts::PROXY_CONTAINER && one.kind == ContainerKind::Sidecar);
     let before = pod.containers.iter().take(proxy.unwrap_or(pod.containers.len()));
     let is_exempt = |one: &Container| {
         let user = one.user.and_then(|id| u32::try_from(id).ok());
         user.is_some_and(|id| redirect.proxy_uids().contains(&id))
     };
     before
-        .filter(|one| one.kind == Kind::Init && one.name != VALIDATION_CONTAINER && !is_exempt(one))
+        .filter(|one| one.kind == ContainerKind::Init && one.name != VALIDATION_CONTAINER && !is_exempt(one))
         .map(|one| format!("init container {} runs before the proxy", one.name))
         .collect()
 }
@@ -449,8 +449,10 @@ fn beside_capture(pod: &Pod, redirect: &Redirect) -> Vec<String> {
             InboundPorts::Only(ranges) => is_in(ranges),
         }
     };
-    let others =
-        pod.containers.iter().filter(|one| one.name != PodFacts::PROXY_CONTAINER && one.kind != Kind::Init);
+    let others = pod
+        .containers
+        .iter()
+        .filter(|one| one.name != PodFacts::PROXY_CONTAINER && one.kind != ContainerKind::Init);
     let ports = others.flat_map(|one| one.ports.iter().map(move |port| (one, *port)));
     ports
         .filter(|(_, port)| !is_captured(*port))
@@ -463,8 +465,8 @@ fn beside_capture(pod: &Pod, redirect: &Redirect) -> Vec<String> {
         .collect()
 }
 
-fn misspellings(pod: &Pod) -> Option<Finding> {
-    Finding::some(Cause::Misspelt, pod.facts.notices().map(|notice| notice.to_string()).collect())
+fn misspellings(pod: &Pod) -> Option<PodFinding> {
+    PodFinding::some(Cause::Misspelt, pod.facts.notices().map(|notice| notice.to_string()).collect())
 }
 
 fn list<T: ToString>(values: &[T]) -> String {
@@ -485,7 +487,7 @@ mod tests {
 
     use super::*;
     use crate::inspect::InForce;
-    use crate::node::Node;
+    use crate::node::NodeConfiguration;
 
     fn seen(mismatch: Option<Mismatch>) -> Inspection {
         Inspection {
@@ -514,7 +516,7 @@ mod tests {
             "status": {"phase": "Pending", "podIP": "10.1.0.2",
                 "initContainerStatuses": [{"name": "istio-validation", "state": container}]}});
         let pod = Pod::from_json(&pod).expect("a pod");
-        let (decided, seen) = (Node::default().decide_without_namespace(&pod), seen(mismatch));
+        let (decided, seen) = (NodeConfiguration::default().decide_without_namespace(&pod), seen(mismatch));
         let all = findings(Some(&pod), &decided, Some(&seen));
         let held = all.iter().map(|finding| finding.cause).filter(|cause| UNPROVEN.contains(cause));
         (state(&decided, Some(&seen), &all), held.map(Cause::code).collect())

@@ -4,16 +4,16 @@ use redirect_core::settings::InputErrors;
 
 /// Pods that cannot be read: everything that is wrong, a sentence each.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct InputError(pub Vec<String>);
+pub struct PodInputError(pub Vec<String>);
 
-impl InputError {
+impl PodInputError {
     /// One thing.
     pub fn of(what: impl std::fmt::Display) -> Self {
         Self(vec![what.to_string()])
     }
 }
 
-impl From<InputErrors> for InputError {
+impl From<InputErrors> for PodInputError {
     fn from(errors: InputErrors) -> Self {
         Self(errors.iter().map(ToString::to_string).collect())
     }

@@ -14,7 +14,7 @@ use reasons::{CONDITION, TAINT_KEYS};
 use redirect_core::pod::{Decision, PodFacts};
 use redirect_core::settings::NamespaceFacts;
 
-use crate::cause::{Cause, Finding};
+use crate::cause::{Cause, PodFinding};
 use crate::cluster::NodeObject;
 use crate::inspect::lacking;
 use crate::pod::Pod;
@@ -28,7 +28,7 @@ const READY: &str = "Ready";
 
 /// What the agent of this node answers.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Answer {
+pub enum AgentAnswer {
     /// That it is ready.
     Ready,
     /// That it is not, and why.
@@ -41,9 +41,9 @@ pub enum Answer {
 
 /// All that the agent answers.
 #[derive(Debug)]
-pub struct Asked {
+pub struct AgentReport {
     /// Whether it is ready.
-    pub answer: Answer,
+    pub answer: AgentAnswer,
     /// What it knows of pods in ambient mode, if that is on.
     pub enrolment: Option<EnrolmentReport>,
     /// What it reports of itself besides.
@@ -52,22 +52,22 @@ pub struct Asked {
 
 /// Asks the agent whether it is ready, and what it knows of pods in ambient mode and itself.
 #[must_use]
-pub fn ask(address: SocketAddr) -> Asked {
+pub fn ask(address: SocketAddr) -> AgentReport {
     let answer = match get(address, "/readyz?verbose", PATIENCE, MOST_BYTES) {
         Ok(answer) => answer,
         Err(error) => {
-            let answer = Answer::Nobody(format!("{address}: {error}"));
-            return Asked { answer, enrolment: None, notes: AgentNotes::default() };
+            let answer = AgentAnswer::Nobody(format!("{address}: {error}"));
+            return AgentReport { answer, enrolment: None, notes: AgentNotes::default() };
         }
     };
     let (head, body) = answer.split_once("\r\n\r\n").unwrap_or((&answer, ""));
     let (verdict, more) = body.split_once('\n').unwrap_or((body, ""));
     let verdict = match (head.split_whitespace().nth(1), verdict.trim()) {
-        (Some("200"), "ready") => Answer::Ready,
-        (Some("503"), why) if why.starts_with("not ready: ") => Answer::NotReady(why.to_owned()),
-        _ => Answer::Odd(format!("{address} answers {:?}", head.lines().next().unwrap_or_default())),
+        (Some("200"), "ready") => AgentAnswer::Ready,
+        (Some("503"), why) if why.starts_with("not ready: ") => AgentAnswer::NotReady(why.to_owned()),
+        _ => AgentAnswer::Odd(format!("{address} answers {:?}", head.lines().next().unwrap_or_default())),
     };
-    Asked { answer: verdict, enrolment: EnrolmentReport::find(more), notes: AgentNotes::find(more) }
+    AgentReport { answer: verdict, enrolment: EnrolmentReport::find(more), notes: AgentNotes::find(more) }
 }
 
 /// One request over plain HTTP, whose server closes the connection.
@@ -94,29 +94,29 @@ pub(crate) fn get(address: SocketAddr, path: &str, patience: Duration, most: u64
 /// What is wrong with the agent: its own words are more than what the kubelet has of its pod. Silence is only wrong if an agent ran there: a node
 /// may be set up without one, and without the plugin's entry another program may be asked.
 #[must_use]
-pub fn of_agent(answer: Answer, conf: Option<&Conf>, pods: &[Pod]) -> Option<Finding> {
-    let not_ready = |why: String| Finding::new(Cause::AgentNotReady, why);
+pub fn of_agent(answer: AgentAnswer, conf: Option<&Conf>, pods: &[Pod]) -> Option<PodFinding> {
+    let not_ready = |why: String| PodFinding::new(Cause::AgentNotReady, why);
     match (answer, of_agent_pods(pods), conf) {
-        (Answer::NotReady(why), ..) => Some(not_ready(why)),
+        (AgentAnswer::NotReady(why), ..) => Some(not_ready(why)),
         (_, Some(of_pods), _) => Some(of_pods),
-        (Answer::Ready, None, _) | (_, None, None) => None,
-        (Answer::Odd(why), None, Some(_)) => Some(not_ready(why)),
-        (Answer::Nobody(why), None, Some(conf)) => {
+        (AgentAnswer::Ready, None, _) | (_, None, None) => None,
+        (AgentAnswer::Odd(why), None, Some(_)) => Some(not_ready(why)),
+        (AgentAnswer::Nobody(why), None, Some(conf)) => {
             let socket = conf.run_dir.join("log.sock");
             let was_there = format!("{} is an agent's", socket.display());
-            socket.exists().then(|| Finding { cause: Cause::AgentSilent, seen: vec![why, was_there] })
+            socket.exists().then(|| PodFinding { cause: Cause::AgentSilent, seen: vec![why, was_there] })
         }
     }
 }
 
 /// What the agent reports of itself beside readiness.
-pub fn of_notes(notes: AgentNotes) -> impl Iterator<Item = Finding> {
+pub fn of_notes(notes: AgentNotes) -> impl Iterator<Item = PodFinding> {
     let all = [(Cause::AgentLimited, notes.limits), (Cause::AgentCounts, notes.counts)];
-    all.into_iter().filter_map(|(cause, seen)| Finding::some(cause, seen))
+    all.into_iter().filter_map(|(cause, seen)| PodFinding::some(cause, seen))
 }
 
 /// What is wrong with the agent's pod on the node, as the kubelet sees it.
-fn of_agent_pods(pods: &[Pod]) -> Option<Finding> {
+fn of_agent_pods(pods: &[Pod]) -> Option<PodFinding> {
     let agents: Vec<&Pod> = pods.iter().filter(|pod| pod.is_agent).collect();
     let is_ready = |pod: &Pod| pod.conditions.iter().any(|one| one.kind == READY && one.status == "True");
     if agents.is_empty() || agents.iter().any(|pod| is_ready(pod)) {
@@ -132,29 +132,29 @@ fn of_agent_pods(pods: &[Pod]) -> Option<Finding> {
             if all.is_empty() { "it does not run".to_owned() } else { all.join("; ") }
         )
     });
-    Some(Finding { cause: Cause::AgentNotReady, seen: seen.collect() })
+    Some(PodFinding { cause: Cause::AgentNotReady, seen: seen.collect() })
 }
 
 /// Whether the plugin could read pods, judging by this machine alone.
 #[must_use]
-pub fn of_credentials(conf: &Conf) -> Option<Finding> {
+pub fn of_credentials(conf: &Conf) -> Option<PodFinding> {
     let error = pod_source::check(conf).err()?;
-    Some(Finding::new(Cause::NoCredentials, error.to_string()))
+    Some(PodFinding::new(Cause::NoCredentials, error.to_string()))
 }
 
 /// Whether connections to services have other destinations before rules of pods see them: by trying it with one service.
 #[must_use]
-pub fn of_services(service: SocketAddr) -> Option<Finding> {
+pub fn of_services(service: SocketAddr) -> Option<PodFinding> {
     let seen = format!("connect(2) to {service} in a new network namespace gets another destination");
-    is_translated(service).then(|| Finding::new(Cause::ServicesTranslated, seen))
+    is_translated(service).then(|| PodFinding::new(Cause::ServicesTranslated, seen))
 }
 
 /// What the kernel lacks of what a sidecar needs.
 #[must_use]
-pub fn of_kernel(conf: &Conf) -> Option<Finding> {
+pub fn of_kernel(conf: &Conf) -> Option<PodFinding> {
     let options = ApplyOptions::default().backend(conf.programming.backend);
     if let Err(error) = preflight(&options) {
-        return Some(Finding::new(Cause::KernelLacks, error.to_string()));
+        return Some(PodFinding::new(Cause::KernelLacks, error.to_string()));
     }
     let sidecar = PodFacts::sidecar(std::iter::empty::<(&str, &str)>());
     let Ok(Decision::Redirect(redirect)) =
@@ -162,37 +162,37 @@ pub fn of_kernel(conf: &Conf) -> Option<Finding> {
     else {
         return None;
     };
-    Finding::some(Cause::KernelLacks, lacking(&redirect.plan(), options.backend))
+    PodFinding::some(Cause::KernelLacks, lacking(&redirect.plan(), options.backend))
 }
 
 /// What the node's object says.
 #[must_use]
-pub fn of_object(node: &NodeObject) -> Vec<Finding> {
+pub fn of_object(node: &NodeObject) -> Vec<PodFinding> {
     let mut all = Vec::new();
     let condition = |cause: Cause, kind: &str, is_bad: fn(&str) -> bool| {
         let found = node.conditions.iter().find(|one| one.kind == kind && is_bad(&one.status))?;
         let seen =
             format!("node {}: {kind} is {} ({}): {}", node.name, found.status, found.reason, found.message);
-        Some(Finding::new(cause, seen))
+        Some(PodFinding::new(cause, seen))
     };
     all.extend(condition(Cause::NodeNotVerified, CONDITION, |status| status == "False"));
     all.extend(condition(Cause::NodeNotReady, READY, |status| status != "True"));
     let taints = node.taints.iter().filter(|(key, _)| TAINT_KEYS.contains(&key.as_str()));
     let taints = taints.map(|(_, taint)| format!("node {} has taint {taint}", node.name));
-    all.extend(Finding::some(Cause::NodeTainted, taints.collect()));
+    all.extend(PodFinding::some(Cause::NodeTainted, taints.collect()));
     all
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cluster::Cluster;
+    use crate::cluster::ClusterObjects;
     use serde_json::{Value, json};
     use std::net::TcpListener;
     use std::thread;
 
     /// What is made of an answer that is sent as it is.
-    fn answered(answer: &'static str) -> Answer {
+    fn answered(answer: &'static str) -> AgentAnswer {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let address = listener.local_addr().expect("an address");
         let server = thread::spawn(move || {
@@ -202,24 +202,24 @@ mod tests {
             assert!(asked[..read].starts_with(b"GET /readyz?verbose HTTP/1.0\r\n"));
             stream.write_all(answer.as_bytes()).expect("is sent");
         });
-        let Asked { answer, .. } = ask(address);
+        let AgentReport { answer, .. } = ask(address);
         server.join().expect("the server ends well");
         answer
     }
 
     #[test]
     fn the_agents_answer_is_understood_and_no_other() {
-        assert_eq!(answered("HTTP/1.0 200 OK\r\nx: y\r\n\r\nready\n"), Answer::Ready);
+        assert_eq!(answered("HTTP/1.0 200 OK\r\nx: y\r\n\r\nready\n"), AgentAnswer::Ready);
         let verbose = "HTTP/1.0 200 OK\r\n\r\nready\n1 of 1 meshed pods verified\n";
-        assert_eq!(answered(verbose), Answer::Ready);
+        assert_eq!(answered(verbose), AgentAnswer::Ready);
         let why = "not ready: 10-a.conflist has no istio-cni entry";
         let sent =
             "HTTP/1.0 503 Service Unavailable\r\n\r\nnot ready: 10-a.conflist has no istio-cni entry\n";
-        assert_eq!(answered(sent), Answer::NotReady(why.to_owned()));
-        assert!(matches!(answered("HTTP/1.0 200 OK\r\n\r\n<html>"), Answer::Odd(_)));
-        assert!(matches!(answered(""), Answer::Odd(_)));
+        assert_eq!(answered(sent), AgentAnswer::NotReady(why.to_owned()));
+        assert!(matches!(answered("HTTP/1.0 200 OK\r\n\r\n<html>"), AgentAnswer::Odd(_)));
+        assert!(matches!(answered(""), AgentAnswer::Odd(_)));
         let free = TcpListener::bind("127.0.0.1:0").expect("a port").local_addr().expect("an address");
-        assert!(matches!(ask(free).answer, Answer::Nobody(_)));
+        assert!(matches!(ask(free).answer, AgentAnswer::Nobody(_)));
     }
 
     #[test]
@@ -227,18 +227,19 @@ mod tests {
         let pod = json!({"metadata": {"namespace": "mesh", "name": "agent"}, "spec": {"containers": []},
             "status": {"conditions": [{"type": "Ready", "status": "False", "message": "unready containers"}]}});
         let pods = [Pod { is_agent: true, ..Pod::from_json(&pod).expect("a pod") }];
-        let seen = |answer: Answer, pods: &[Pod]| of_agent(answer, None, pods).map(|finding| finding.seen);
-        let not_ready = || Answer::NotReady("not ready: no network".to_owned());
+        let seen =
+            |answer: AgentAnswer, pods: &[Pod]| of_agent(answer, None, pods).map(|finding| finding.seen);
+        let not_ready = || AgentAnswer::NotReady("not ready: no network".to_owned());
         let why = Some(vec!["not ready: no network".to_owned()]);
         assert_eq!((seen(not_ready(), &pods), seen(not_ready(), &[])), (why.clone(), why));
         let of_kubelet = Some(vec!["pod mesh/agent is not ready: unready containers".to_owned()]);
-        assert_eq!(seen(Answer::Nobody("refused".to_owned()), &pods), of_kubelet);
-        assert_eq!(seen(Answer::Odd("<html>".to_owned()), &[]), None, "another program of this machine");
+        assert_eq!(seen(AgentAnswer::Nobody("refused".to_owned()), &pods), of_kubelet);
+        assert_eq!(seen(AgentAnswer::Odd("<html>".to_owned()), &[]), None, "another program of this machine");
     }
 
     #[test]
     fn what_limits_an_agent_is_trouble_and_what_it_counted_is_a_note() {
-        let notes = |text: &str| of_notes(AgentNotes::find(text)).collect::<Vec<Finding>>();
+        let notes = |text: &str| of_notes(AgentNotes::find(text)).collect::<Vec<PodFinding>>();
         assert_eq!(notes("5 of 5 meshed pods verified\n"), []);
         let found = notes("limited: its settings are refused\ncounted: x 1\ncounted: y 2\n");
         let [limits, counts] = &found[..] else { panic!("{found:?}") };
@@ -247,7 +248,7 @@ mod tests {
     }
 
     fn node(status: &str, taints: &Value) -> Vec<&'static str> {
-        let mut cluster = Cluster::default();
+        let mut cluster = ClusterObjects::default();
         cluster.take(&json!({"kind": "Node", "metadata": {"name": "n1"}, "spec": {"taints": taints},
             "status": {"conditions": [{"type": "cni.istio.io/Ready", "status": status}, {"type": "Ready", "status": "True"}]}}));
         of_object(&cluster.nodes[0]).iter().map(|finding| finding.cause.code()).collect()

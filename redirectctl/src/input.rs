@@ -8,8 +8,8 @@ use cni_core::pod_source::PodName;
 use explain::manifest;
 use serde_json::Value;
 
-use crate::cluster::Cluster;
-use crate::error::InputError;
+use crate::cluster::ClusterObjects;
+use crate::error::PodInputError;
 use crate::gather::Gather;
 use crate::packed::PackedPods;
 use crate::pod::Pod;
@@ -24,7 +24,7 @@ const BUFFER: usize = 128 << 10;
 ///
 /// # Errors
 /// Everything wrong with the file, or with the pods in it.
-pub fn pods_of_file(path: &str) -> Result<(Vec<Pod>, Cluster), InputError> {
+pub fn pods_of_file(path: &str) -> Result<(Vec<Pod>, ClusterObjects), PodInputError> {
     packed_pods_of_file(path, None).map(PackedPods::unpacked)
 }
 
@@ -32,7 +32,7 @@ pub fn pods_of_file(path: &str) -> Result<(Vec<Pod>, Cluster), InputError> {
 ///
 /// # Errors
 /// Everything wrong with the file.
-pub fn objects_of_file(path: &str) -> Result<(Vec<Value>, Cluster), InputError> {
+pub fn objects_of_file(path: &str) -> Result<(Vec<Value>, ClusterObjects), PodInputError> {
     let gathered = of_file(path, Objects::default)?;
     named(path, gathered.finish())
 }
@@ -41,7 +41,7 @@ pub fn objects_of_file(path: &str) -> Result<(Vec<Value>, Cluster), InputError> 
 ///
 /// # Errors
 /// As [`pods_of_file`].
-pub fn packed_pods_of_file(path: &str, node: Option<&str>) -> Result<PackedPods, InputError> {
+pub fn packed_pods_of_file(path: &str, node: Option<&str>) -> Result<PackedPods, PodInputError> {
     let gathered = of_file(path, || PackedPods::of_node(node))?;
     named(path, gathered.whole())
 }
@@ -52,16 +52,18 @@ fn name_of(path: &str) -> &str {
 }
 
 /// Each trouble with the name of its file.
-fn named<T>(path: &str, read: Result<T, InputError>) -> Result<T, InputError> {
+fn named<T>(path: &str, read: Result<T, PodInputError>) -> Result<T, PodInputError> {
     let name = name_of(path);
-    read.map_err(|InputError(all)| InputError(all.iter().map(|what| format!("{name}: {what}")).collect()))
+    read.map_err(|PodInputError(all)| {
+        PodInputError(all.iter().map(|what| format!("{name}: {what}")).collect())
+    })
 }
 
 /// Pods as they are written, and what is around them.
 #[derive(Default)]
 struct Objects {
     objects: Vec<Value>,
-    cluster: Cluster,
+    cluster: ClusterObjects,
 }
 
 impl Gather for Objects {
@@ -73,9 +75,9 @@ impl Gather for Objects {
 }
 
 impl Objects {
-    fn finish(self) -> Result<(Vec<Value>, Cluster), InputError> {
+    fn finish(self) -> Result<(Vec<Value>, ClusterObjects), PodInputError> {
         if self.objects.is_empty() {
-            Err(InputError::of("has no pod"))
+            Err(PodInputError::of("has no pod"))
         } else {
             Ok((self.objects, self.cluster))
         }
@@ -83,8 +85,8 @@ impl Objects {
 }
 
 /// What is gathered of a file. JSON is never in memory as a whole, unless it comes by standard input, which cannot be read twice.
-fn of_file<G: Gather>(path: &str, none: impl Fn() -> G) -> Result<G, InputError> {
-    let unread = |error: io::Error| InputError(vec![format!("cannot read {}: {error}", name_of(path))]);
+fn of_file<G: Gather>(path: &str, none: impl Fn() -> G) -> Result<G, PodInputError> {
+    let unread = |error: io::Error| PodInputError(vec![format!("cannot read {}: {error}", name_of(path))]);
     if path == "-" {
         let text = stdin().map_err(unread)?;
         return of_json(text.as_bytes(), none()).map_or_else(|| named(path, of_text(&text, none())), Ok);
@@ -104,8 +106,8 @@ fn of_json<G: Gather>(reader: impl Read, mut gathered: G) -> Option<G> {
     Some(gathered)
 }
 
-fn of_text<G: Gather>(text: &str, mut gathered: G) -> Result<G, InputError> {
-    manifest::objects(text).map_err(InputError::of)?.into_iter().for_each(|object| gathered.take(object));
+fn of_text<G: Gather>(text: &str, mut gathered: G) -> Result<G, PodInputError> {
+    manifest::objects(text).map_err(PodInputError::of)?.into_iter().for_each(|object| gathered.take(object));
     Ok(gathered)
 }
 
@@ -119,7 +121,7 @@ fn stdin() -> io::Result<String> {
 ///
 /// # Errors
 /// Everything wrong with them.
-pub fn pods_of(objects: &[Value], cluster: &Cluster) -> Result<Vec<Pod>, InputError> {
+pub fn pods_of(objects: &[Value], cluster: &ClusterObjects) -> Result<Vec<Pod>, PodInputError> {
     let (mut pods, mut wrong) = (Vec::new(), Vec::new());
     for object in objects {
         match Pod::from_json(object) {
@@ -128,7 +130,7 @@ pub fn pods_of(objects: &[Value], cluster: &Cluster) -> Result<Vec<Pod>, InputEr
         }
     }
     if !wrong.is_empty() {
-        return Err(InputError(wrong));
+        return Err(PodInputError(wrong));
     }
     cluster.tell(&mut pods);
     Ok(pods)
@@ -138,11 +140,11 @@ pub fn pods_of(objects: &[Value], cluster: &Cluster) -> Result<Vec<Pod>, InputEr
 ///
 /// # Errors
 /// None is given, or more than one, or it cannot be read.
-pub fn pod_of_file(path: &str) -> Result<Pod, InputError> {
+pub fn pod_of_file(path: &str) -> Result<Pod, PodInputError> {
     let (mut pods, _) = pods_of_file(path)?;
     match (pods.pop(), pods.len()) {
         (Some(pod), 0) => Ok(pod),
-        (_, others) => Err(InputError(vec![format!("{path}: has {} pods; one is wanted", others + 1)])),
+        (_, others) => Err(PodInputError(vec![format!("{path}: has {} pods; one is wanted", others + 1)])),
     }
 }
 
@@ -158,7 +160,7 @@ pub fn pod_name(text: &str) -> Result<PodName, String> {
 mod tests {
     use super::*;
 
-    fn pods_of_text(text: &str) -> Result<Vec<Pod>, InputError> {
+    fn pods_of_text(text: &str) -> Result<Vec<Pod>, PodInputError> {
         of_text(text, PackedPods::default())?.whole().map(|packed| packed.unpacked().0)
     }
 
@@ -176,10 +178,10 @@ mod tests {
     #[test]
     fn everything_wrong_is_told_at_once() {
         let text = "kind: Job\nmetadata: {name: a, labels: {x: 1}}\nspec: {}\n---\nkind: Pod\nmetadata: {name: b, labels: {y: 2}}\nspec: {}\n";
-        let InputError(all) = pods_of_text(text).expect_err("both are wrong");
+        let PodInputError(all) = pods_of_text(text).expect_err("both are wrong");
         assert_eq!(all.len(), 3, "{all:?}");
         assert!(all[0].starts_with("a: kind:") && all[2].starts_with("b: metadata.labels"), "{all:?}");
-        assert_eq!(pods_of_text("").expect_err("nothing"), InputError::of("has no pod"));
+        assert_eq!(pods_of_text("").expect_err("nothing"), PodInputError::of("has no pod"));
     }
 
     #[test]

@@ -7,9 +7,9 @@ use cni_core::selection::Programming;
 use netfilter_state::netlink::kept::KeptTable;
 use netfilter_state::state::IptablesTables;
 use netfilter_state::steps::Observation;
-use netns_apply::connections::Listener;
+use netns_apply::connections::WaitingSocket;
 use netns_apply::facts;
-use netns_apply::netlink::Connection;
+use netns_apply::netlink::NftConnection;
 use netns_apply::netns::Netns;
 use netns_apply::{ApplyError, ApplyOptions, Impact, Live, Mismatch, Snapshot, Verdict};
 use packet_trace::interference::Accepted;
@@ -20,7 +20,7 @@ use redirect_core::rule::Table;
 use redirect_core::settings::NamespaceFacts;
 use redirect_core::{Family, RulePlan};
 
-use crate::cause::{Cause, Finding};
+use crate::cause::{Cause, PodFinding};
 use crate::listeners::listeners;
 
 /// What native nftables are called where rules are.
@@ -34,7 +34,7 @@ pub struct Inspection {
     /// The rules of the mesh, by where they are.
     pub in_force: Vec<InForce>,
     /// Who listens.
-    pub listeners: BTreeSet<Listener>,
+    pub listeners: BTreeSet<WaitingSocket>,
     /// What sees its packets besides rules and is not examined.
     pub unexamined: Vec<String>,
     /// How it compares with a plan, if any: what differs, if anything.
@@ -81,13 +81,13 @@ impl Inspection {
     }
 }
 
-fn unreadable(error: impl std::fmt::Display) -> Finding {
-    Finding::new(Cause::Unreadable, error.to_string())
+fn unreadable(error: impl std::fmt::Display) -> PodFinding {
+    PodFinding::new(Cause::Unreadable, error.to_string())
 }
 
-fn of_rules(error: &ApplyError) -> Finding {
+fn of_rules(error: &ApplyError) -> PodFinding {
     let is_verifiable = !matches!(error, ApplyError::OthersUnread { .. });
-    Finding::new(if is_verifiable { Cause::Unreadable } else { Cause::Unverifiable }, error.to_string())
+    PodFinding::new(if is_verifiable { Cause::Unreadable } else { Cause::Unverifiable }, error.to_string())
 }
 
 /// Looks into a namespace. `plan` makes the plan that it is compared with, from the facts of the namespace; whatever else it makes is
@@ -100,7 +100,7 @@ pub fn inspect<T: Send>(
     programming: Option<Programming>,
     (accepted, not_accepted): (AcceptedRules, Option<String>),
     plan: impl FnOnce(&NamespaceFacts<'_>) -> (Option<RulePlan>, T) + Send,
-) -> Result<(Inspection, T), Finding> {
+) -> Result<(Inspection, T), PodFinding> {
     let outside = Outside::of_this_process();
     let looked = netns.run(|| {
         let addresses = facts::addresses().map_err(unreadable)?;
@@ -119,7 +119,9 @@ pub fn inspect<T: Send>(
         let snapshot = snapshot.map_err(|error| of_rules(&error))?;
         let observed = snapshot.observation();
         let kept = if snapshot.keeps_connections() {
-            Connection::open().and_then(|mut connection| connection.kept_connections()).map_err(unreadable)?
+            NftConnection::open()
+                .and_then(|mut connection| connection.kept_connections())
+                .map_err(unreadable)?
         } else {
             KeptTable::default()
         };
@@ -212,6 +214,6 @@ pub(crate) fn lacking(plan: &RulePlan, backend: BackendChoice) -> Vec<String> {
     if matches!(backend, BackendChoice::NativeNft | BackendChoice::Restore(_)) {
         return Vec::new();
     }
-    let asked = Connection::open().and_then(|mut connection| connection.missing_for(plan));
+    let asked = NftConnection::open().and_then(|mut connection| connection.missing_for(plan));
     asked.map(|missing| missing.iter().map(ToString::to_string).collect()).unwrap_or_default()
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{self, Read};
 
-use netns_apply::connections::{self, Listener};
+use netns_apply::connections::{self, WaitingSocket};
 use redirect_core::rule::Protocol;
 
 /// The most that is read of a list. Listening sockets come before connections in it.
@@ -18,12 +18,12 @@ const UNCONNECTED: &str = "07";
 ///
 /// # Errors
 /// The kernel does not report it.
-pub fn listeners() -> io::Result<BTreeSet<Listener>> {
+pub fn listeners() -> io::Result<BTreeSet<WaitingSocket>> {
     connections::listeners().or_else(|_| in_proc())
 }
 
 /// The same from the lists in /proc. To write them the kernel walks through the connections of all network namespaces.
-fn in_proc() -> io::Result<BTreeSet<Listener>> {
+fn in_proc() -> io::Result<BTreeSet<WaitingSocket>> {
     let mut all = BTreeSet::new();
     let lists =
         [("tcp", Protocol::Tcp), ("tcp6", Protocol::Tcp), ("udp", Protocol::Udp), ("udp6", Protocol::Udp)];
@@ -41,7 +41,7 @@ fn in_proc() -> io::Result<BTreeSet<Listener>> {
 }
 
 /// The listeners in a list: `sl local_address rem_address st tx:rx tr:when retrnsmt uid ...`.
-fn read(list: &str, protocol: Protocol) -> impl Iterator<Item = Listener> + '_ {
+fn read(list: &str, protocol: Protocol) -> impl Iterator<Item = WaitingSocket> + '_ {
     let wanted = match protocol {
         Protocol::Tcp => LISTEN,
         Protocol::Udp => UNCONNECTED,
@@ -52,7 +52,7 @@ fn read(list: &str, protocol: Protocol) -> impl Iterator<Item = Listener> + '_ {
         let port = u16::from_str_radix(port, 16).ok()?;
         let is_listening = words.nth(1)? == wanted;
         let user = words.nth(3)?.parse().ok()?;
-        is_listening.then_some(Listener { protocol, port, user })
+        is_listening.then_some(WaitingSocket { protocol, port, user })
     })
 }
 
@@ -66,7 +66,7 @@ mod tests {
                     0: 00000000:3A99 00000000:0000 0A 00000000:00000000 00:00000000 00000000  1337        0 1 1 0 100 0 0 10 0\n   \
                     1: 0100007F:3A9E 0100007F:1234 01 00000000:00000000 00:00000000 00000000  1337        0 2 1 0 20 4 30 10 -1\n   \
                     2: cut";
-        let found: Vec<Listener> = read(list, Protocol::Tcp).collect();
-        assert_eq!(found, [Listener { protocol: Protocol::Tcp, port: 15001, user: 1337 }]);
+        let found: Vec<WaitingSocket> = read(list, Protocol::Tcp).collect();
+        assert_eq!(found, [WaitingSocket { protocol: Protocol::Tcp, port: 15001, user: 1337 }]);
     }
 }

@@ -12,7 +12,7 @@ use pod_netns::namespace_of;
 use redirect_core::Family;
 use redirect_core::ambient::ProbeSources;
 
-use crate::cause::{self, Cause, Finding};
+use crate::cause::{self, Cause, PodFinding};
 use crate::pod::Pod;
 
 /// What keeps answers out that an eBPF program has led to the node through `lo`, if it is 1: the kernel takes the greater one.
@@ -44,7 +44,7 @@ impl LostProbes {
     }
 
     /// Adds to what was found about a pod that its probes get no answer.
-    pub fn add(&self, pod: &Pod, decided: &PodDecision, all: &mut Vec<Finding>) {
+    pub fn add(&self, pod: &Pod, decided: &PodDecision, all: &mut Vec<PodFinding>) {
         if !matches!(decided, PodDecision::Ambient(..)) {
             return;
         }
@@ -70,7 +70,7 @@ fn strict_source_check(read: impl Fn(&str) -> Option<String>) -> Option<String> 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::node::Node;
+    use crate::node::NodeConfiguration;
 
     const SOURCES: ProbeSources = ProbeSources::USUAL;
 
@@ -78,7 +78,7 @@ mod tests {
         let pod = serde_json::json!({"metadata": {"namespace": "shop", "name": "cart", "labels": {"istio.io/dataplane-mode": labels}}, "spec": {},
             "status": {"podIPs": [{"ip": "10.1.0.2"}, {"ip": "fd00::2"}]}});
         let pod = Pod::from_json(&pod).expect("a pod");
-        let node = Node { lost_probes: lost, ..Node::default() };
+        let node = NodeConfiguration { lost_probes: lost, ..NodeConfiguration::default() };
         let mut all = Vec::new();
         node.add_findings(&pod, &node.decide_without_namespace(&pod), &mut all);
         all.into_iter().filter(|one| one.cause == Cause::ProbesUnanswered).flat_map(|one| one.seen).collect()

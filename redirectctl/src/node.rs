@@ -13,7 +13,7 @@ use cni_core::net_dir::{self, Caller, Directory, File, Network, Uncalled};
 use cni_core::pod_source::PodName;
 use cni_core::sandboxed::SandboxedRuntimes;
 use cni_core::selection::{Programming, base_settings};
-use cni_core::wire::Command;
+use cni_core::wire::CniCommand;
 use explain::SOMEWHERE;
 use redirect_core::accepted::AcceptedRules;
 use redirect_core::ambient::ProbeSources;
@@ -24,8 +24,8 @@ use redirect_core::values::parse_bool;
 use redirect_core::{AmbientRedirect, Family};
 use serde_json::Value;
 
-use crate::cause::{self, Cause, Finding};
-use crate::cluster::Cluster;
+use crate::cause::{self, Cause, PodFinding};
+use crate::cluster::ClusterObjects;
 use crate::cni::PLUGIN;
 use crate::diagnosis::PodDecision;
 use crate::health;
@@ -55,7 +55,7 @@ const OPEN: [Cause; 2] = [Cause::NotSeenCalled, Cause::EntryUnreadable];
 
 /// What the node's configuration says.
 #[derive(Debug, Default)]
-pub struct Node {
+pub struct NodeConfiguration {
     /// The plugin's entry, where the runtime has one.
     pub conf: Option<Conf>,
     /// The same as the runtime passes it on, with the name and version of its network.
@@ -67,11 +67,11 @@ pub struct Node {
     /// Whether the files leave open that the runtime calls the plugin: a ready agent has seen it called.
     pub is_open: bool,
     /// What is wrong with that.
-    pub findings: Vec<Finding>,
+    pub findings: Vec<PodFinding>,
     /// Its processes.
     pub processes: NodeProcesses,
     /// How pods of ambient mode are redirected, unless their annotations decide.
-    pub ambient: AmbientDefaults,
+    pub ambient: NodeAmbientDefaults,
     /// What the agent knows of these pods, if it was asked.
     pub enrolment: Option<EnrolmentReport>,
     /// Which of these pods do not answer probes.
@@ -80,14 +80,14 @@ pub struct Node {
 
 /// What holds for all pods of ambient mode, unless their annotations decide.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct AmbientDefaults {
+pub struct NodeAmbientDefaults {
     /// What each of [`SWITCHES`] says; none without the variable.
     switches: [Option<bool>; SWITCHES.len()],
     /// The sources of the kubelet's probes; none without the variables, or where the agent refuses these.
     probes: Option<ProbeSources>,
 }
 
-impl AmbientDefaults {
+impl NodeAmbientDefaults {
     /// As the agent's variables say, which are there in its container.
     #[must_use]
     pub fn of_agent(env: impl Fn(&str) -> Option<String>) -> Self {
@@ -118,7 +118,7 @@ impl AmbientDefaults {
     }
 }
 
-impl Node {
+impl NodeConfiguration {
     /// Reads the configuration that a runtime would use from a directory. Where no such directory nothing is said.
     ///
     /// # Errors
@@ -145,7 +145,7 @@ impl Node {
             Uncalled::Without { .. } | Uncalled::Loopback(_) | Uncalled::Multus { .. } => Cause::NoEntry,
             Uncalled::MultusElsewhere { .. } | Uncalled::Standalone(_) => Cause::NotSeenCalled,
         };
-        let mut finding = Finding::new(cause, format!("{}: {uncalled}", directory.display()));
+        let mut finding = PodFinding::new(cause, format!("{}: {uncalled}", directory.display()));
         if let Uncalled::Without { file, .. } = &uncalled {
             let mut networks = files.read().filter_map(|(name, network)| Some((name, network.ok()?)));
             let beside = networks.find(|(_, network)| network.has_ours()).map(|(name, _)| name);
@@ -170,10 +170,10 @@ impl Node {
     }
 
     /// Adds to what was found about a pod what only the node shows: that its runtime is sandboxed, and processes that run as its proxy.
-    pub fn add_findings(&self, pod: &Pod, decided: &PodDecision, all: &mut Vec<Finding>) {
+    pub fn add_findings(&self, pod: &Pod, decided: &PodDecision, all: &mut Vec<PodFinding>) {
         let is_wanted = matches!(decided, PodDecision::Redirect(..) | PodDecision::Ambient(..));
         let sandbox = is_wanted.then(|| self.sandbox(pod)).flatten();
-        all.extend(sandbox.map(|seen| Finding::new(Cause::Sandboxed, seen)));
+        all.extend(sandbox.map(|seen| PodFinding::new(Cause::Sandboxed, seen)));
         self.processes.add_collisions(pod, decided, all);
         self.add_reason(pod, decided, all);
         self.lost_probes.add(pod, decided, all);
@@ -181,7 +181,7 @@ impl Node {
     }
 
     /// Adds the reason that the agent gives for a pod that is pending.
-    fn add_reason(&self, pod: &Pod, decided: &PodDecision, all: &mut Vec<Finding>) {
+    fn add_reason(&self, pod: &Pod, decided: &PodDecision, all: &mut Vec<PodFinding>) {
         let reason = self.enrolment.as_ref().and_then(|report| report.reason(&pod.name.to_string()));
         if let (PodDecision::Ambient(..), Some(reason)) = (decided, reason) {
             cause::merge(all, Cause::NotEnrolled, vec![format!("the node agent: {reason}")]);
@@ -194,7 +194,7 @@ impl Node {
         mut self,
         agent: SocketAddr,
         service: Option<SocketAddr>,
-        cluster: &Cluster,
+        cluster: &ClusterObjects,
         pods: &[Pod],
     ) -> Self {
         let Self { findings: found, conf, enrolment, is_open, processes, ambient, lost_probes, .. } =
@@ -203,10 +203,10 @@ impl Node {
         let is_theirs =
             |name: &str| pods.iter().all(|pod| pod.node.as_deref().is_none_or(|node| node == name));
         found.extend(cluster.nodes.iter().filter(|node| is_theirs(&node.name)).flat_map(health::of_object));
-        let health::Asked { answer, enrolment: report, notes } = health::ask(agent);
+        let health::AgentReport { answer, enrolment: report, notes } = health::ask(agent);
         *enrolment = report;
         found.extend(health::of_notes(notes));
-        if *is_open && answer == health::Answer::Ready {
+        if *is_open && answer == health::AgentAnswer::Ready {
             found.retain(|finding| !OPEN.contains(&finding.cause));
         }
         found.extend(health::of_agent(answer, conf.as_ref(), pods));
@@ -218,7 +218,7 @@ impl Node {
                 *lost_probes = LostProbes::of_node(proc, ambient.probes.unwrap_or_default());
             }
         }
-        found.extend(Finding::some(Cause::Untold, cluster.untold.clone()));
+        found.extend(PodFinding::some(Cause::Untold, cluster.untold.clone()));
         cause::sort(found);
         self
     }
@@ -234,18 +234,18 @@ impl Node {
             .collect();
         if !behind.is_empty() {
             let told = format!("{shown}: {} after {PLUGIN}", behind.join(", "));
-            node.findings.push(Finding::new(Cause::PluginOrder, told));
+            node.findings.push(PodFinding::new(Cause::PluginOrder, told));
         }
         let mut entry = network.handed().unwrap_or_default();
         if network.disable_check {
             entry["disableCheck"] = true.into();
         }
         let text = entry.to_string();
-        match Envelope::read(text.as_bytes(), Command::Add).and_then(|envelope| envelope.conf()) {
+        match Envelope::read(text.as_bytes(), CniCommand::Add).and_then(|envelope| envelope.conf()) {
             Ok(conf) => Self { conf: Some(conf), entry: Some(entry), ..node },
             Err(error) => {
                 let told = format!("{shown}: the plugin refuses its entry: {error}");
-                node.findings.push(Finding::new(Cause::EntryUnreadable, told));
+                node.findings.push(PodFinding::new(Cause::EntryUnreadable, told));
                 node
             }
         }
@@ -372,7 +372,7 @@ mod tests {
         let seen = |class: &str, handler: Option<&str>| {
             let pod = serde_json::json!({"metadata": {"namespace": "a", "name": "b"}, "spec": {"runtimeClassName": class}});
             let pod = Pod::from_json(&pod).expect("a pod");
-            Node::default().sandbox(&Pod { handler: handler.map(str::to_owned), ..pod })
+            NodeConfiguration::default().sandbox(&Pod { handler: handler.map(str::to_owned), ..pod })
         };
         let detail = "runtimeClassName: secure, whose handler is runsc";
         assert_eq!(seen("secure", Some("runsc")).as_deref(), Some(detail));
@@ -380,15 +380,15 @@ mod tests {
         assert_eq!((seen("secure", None), seen("nvidia", Some("nvidia"))), (None, None));
     }
 
-    fn node(files: &[(&str, &str)]) -> Node {
+    fn node(files: &[(&str, &str)]) -> NodeConfiguration {
         let folder = tempfile::tempdir().expect("a folder");
         for (name, text) in files {
             fs::write(folder.path().join(name), text).expect("writes");
         }
-        Node::read(folder.path()).expect("is read")
+        NodeConfiguration::read(folder.path()).expect("is read")
     }
 
-    fn codes(node: &Node) -> Vec<&'static str> {
+    fn codes(node: &NodeConfiguration) -> Vec<&'static str> {
         node.findings.iter().map(|finding| finding.cause.code()).collect()
     }
 
@@ -400,7 +400,10 @@ mod tests {
         let pod = serde_json::json!({"metadata": {"annotations": {"sidecar.istio.io/status": "{}"}},
             "spec": {"containers": [{"name": "istio-proxy"}]}});
         let pod = Pod::from_json(&pod).expect("a pod");
-        assert!(matches!(Node::default().decide_without_namespace(&pod), PodDecision::Redirect(..)));
+        assert!(matches!(
+            NodeConfiguration::default().decide_without_namespace(&pod),
+            PodDecision::Redirect(..)
+        ));
     }
 
     #[test]
@@ -422,6 +425,8 @@ mod tests {
         let refused = LIST.replace("true", "7");
         assert_eq!(codes(&node(&[("10-a.conflist", &refused)])), ["entry-unreadable"]);
         assert_eq!(codes(&node(&[])), ["no-plugin-entry"]);
-        assert!(Node::read(Path::new("/nonexistent")).expect("names no plugin").findings.is_empty());
+        assert!(
+            NodeConfiguration::read(Path::new("/nonexistent")).expect("names no plugin").findings.is_empty()
+        );
     }
 }

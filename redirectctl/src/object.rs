@@ -4,7 +4,7 @@ use serde_json::Value;
 
 /// A condition of a node or pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Condition {
+pub struct ObjectCondition {
     /// Its type.
     pub kind: String,
     /// `True`, `False` or `Unknown`.
@@ -17,7 +17,7 @@ pub struct Condition {
 
 /// Something that happened to a pod.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Event {
+pub struct PodEvent {
     /// When it happened last, as the API server writes it.
     pub time: String,
     /// What happened, in a word.
@@ -26,7 +26,7 @@ pub struct Event {
     pub message: String,
 }
 
-impl Condition {
+impl ObjectCondition {
     /// The conditions in an object's status.
     #[must_use]
     pub fn all(object: &Value) -> Vec<Self> {
@@ -41,7 +41,7 @@ impl Condition {
     }
 }
 
-impl Event {
+impl PodEvent {
     pub(crate) fn of(object: &Value) -> Self {
         let times =
             ["/lastTimestamp", "/series/lastObservedTime", "/eventTime", "/metadata/creationTimestamp"];

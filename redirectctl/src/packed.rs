@@ -7,8 +7,8 @@ use std::net::IpAddr;
 use explain::manifest;
 use serde_json::Value;
 
-use crate::cluster::Cluster;
-use crate::error::InputError;
+use crate::cluster::ClusterObjects;
+use crate::error::PodInputError;
 use crate::gather::Gather;
 use crate::pod::Pod;
 
@@ -40,7 +40,7 @@ impl Packed {
 
     /// The pod, with its context.
     #[must_use]
-    pub fn unpacked(&self, cluster: &Cluster) -> Option<Pod> {
+    pub fn unpacked(&self, cluster: &ClusterObjects) -> Option<Pod> {
         // What was a pod is one still.
         let mut pod = Pod::from_json(&serde_json::from_str(&self.text).ok()?).ok()?;
         cluster.tell(std::slice::from_mut(&mut pod));
@@ -56,7 +56,7 @@ pub struct PackedPods {
     /// One pod of each node, and all that are node agents.
     pub of_nodes: Vec<Pod>,
     /// What is around them.
-    pub cluster: Cluster,
+    pub cluster: ClusterObjects,
     node: Option<String>,
     nodes: BTreeSet<Option<String>>,
     count: usize,
@@ -85,12 +85,12 @@ impl PackedPods {
     ///
     /// # Errors
     /// Everything wrong with them.
-    pub fn whole(mut self) -> Result<Self, InputError> {
+    pub fn whole(mut self) -> Result<Self, PodInputError> {
         if !self.wrong.is_empty() {
-            return Err(InputError(self.wrong));
+            return Err(PodInputError(self.wrong));
         }
         if self.count == 0 {
-            return Err(InputError::of("has no pod"));
+            return Err(PodInputError::of("has no pod"));
         }
         self.cluster.tell(&mut self.of_nodes);
         Ok(self)
@@ -98,7 +98,7 @@ impl PackedPods {
 
     /// The pods as they were, and what is around them.
     #[must_use]
-    pub fn unpacked(self) -> (Vec<Pod>, Cluster) {
+    pub fn unpacked(self) -> (Vec<Pod>, ClusterObjects) {
         (self.pods.iter().filter_map(|pod| pod.unpacked(&self.cluster)).collect(), self.cluster)
     }
 }

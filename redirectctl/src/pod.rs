@@ -10,8 +10,8 @@ use redirect_core::pod::PodFacts;
 use redirect_core::pod_json::PodJsonErrors;
 use serde_json::{Map, Value, json};
 
-use crate::object::{Condition, Event};
-use crate::validation::Validation;
+use crate::object::{ObjectCondition, PodEvent};
+use crate::validation::LastValidation;
 
 /// A pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -33,11 +33,11 @@ pub struct Pod {
     /// What distinguishes it from an earlier pod of its name; empty if unknown.
     pub uid: String,
     /// Its conditions.
-    pub conditions: Vec<Condition>,
+    pub conditions: Vec<ObjectCondition>,
     /// Why containers of it wait.
     pub waits: Vec<String>,
     /// How its validation failed, if that is the last that is known of it.
-    pub validation: Option<Validation>,
+    pub validation: Option<LastValidation>,
     /// Whether it is a node agent's.
     pub is_agent: bool,
     /// The handler of its runtime class, where that is known.
@@ -47,7 +47,7 @@ pub struct Pod {
     /// The labels of its namespace, where they are known.
     pub namespace_labels: Option<Map<String, Value>>,
     /// What happened to it, the oldest first, as far as that is known.
-    pub events: Vec<Event>,
+    pub events: Vec<PodEvent>,
 }
 
 /// A container of a pod.
@@ -56,7 +56,7 @@ pub struct Container {
     /// Its name.
     pub name: String,
     /// When it runs.
-    pub kind: Kind,
+    pub kind: ContainerKind,
     /// Whom it runs as, as far as the pod says; the image may say something else.
     pub user: Option<i64>,
     /// The ports it says it listens on, TCP only.
@@ -65,7 +65,7 @@ pub struct Container {
 
 /// When a container runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum ContainerKind {
     /// Once, before what comes behind it.
     Init,
     /// From its turn among the init containers on (`restartPolicy: Always`).
@@ -80,7 +80,8 @@ impl Pod {
     /// # Errors
     /// Everything wrong with the fields that a decision depends on.
     pub fn from_json(pod: &Value) -> Result<Self, PodJsonErrors> {
-        let manifest::Pod { name, facts, addresses, host_network } = manifest::Pod::from_json(pod)?;
+        let manifest::PodManifest { name, facts, addresses, host_network } =
+            manifest::PodManifest::from_json(pod)?;
         let text = |pointer: &str| pod.pointer(pointer).and_then(Value::as_str).map(str::to_owned);
         Ok(Self {
             name,
@@ -90,9 +91,9 @@ impl Pod {
             node: text("/spec/nodeName"),
             phase: text("/status/phase"),
             uid: text("/metadata/uid").unwrap_or_default(),
-            conditions: Condition::all(pod),
+            conditions: ObjectCondition::all(pod),
             waits: waits(pod),
-            validation: Validation::of(pod),
+            validation: LastValidation::of(pod),
             is_agent: facts.labels.get(AGENT_LABEL.0).is_some_and(|value| value == AGENT_LABEL.1),
             handler: None,
             namespace_labels: None,
@@ -166,9 +167,9 @@ fn containers(pod: &Value) -> Vec<Container> {
     let read = |container: &Value, is_init: bool| Container {
         name: container.get("name").and_then(Value::as_str).unwrap_or("?").to_owned(),
         kind: match (is_init, container.get("restartPolicy").and_then(Value::as_str)) {
-            (true, Some("Always")) => Kind::Sidecar,
-            (true, _) => Kind::Init,
-            (false, _) => Kind::Regular,
+            (true, Some("Always")) => ContainerKind::Sidecar,
+            (true, _) => ContainerKind::Init,
+            (false, _) => ContainerKind::Regular,
         },
         user: id(container).or_else(|| id(spec)),
         ports: ports(container),
@@ -204,18 +205,18 @@ mod tests {
         }));
         let pod = pod.expect("a pod");
         assert_eq!((pod.name.to_string(), pod.addresses.len()), ("shop/cart-0".to_owned(), 2));
-        let told: Vec<(&str, Kind, Option<i64>)> =
+        let told: Vec<(&str, ContainerKind, Option<i64>)> =
             pod.containers.iter().map(|one| (one.name.as_str(), one.kind, one.user)).collect();
         assert_eq!(
             told,
             [
-                ("migrate", Kind::Init, Some(7)),
-                ("istio-proxy", Kind::Sidecar, Some(1337)),
-                ("app", Kind::Regular, Some(7))
+                ("migrate", ContainerKind::Init, Some(7)),
+                ("istio-proxy", ContainerKind::Sidecar, Some(1337)),
+                ("app", ContainerKind::Regular, Some(7))
             ]
         );
         assert_eq!(pod.containers[2].ports, [80]);
-        assert_eq!(pod.proxy().map(|proxy| proxy.kind), Some(Kind::Sidecar));
+        assert_eq!(pod.proxy().map(|proxy| proxy.kind), Some(ContainerKind::Sidecar));
         assert!(pod.host_network && !pod.is_over() && pod.facts.runtime_class.as_deref() == Some("kata"));
     }
 

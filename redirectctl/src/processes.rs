@@ -9,8 +9,8 @@ use explain::decision::PodDecision;
 use pod_netns::{LookupError, MountedNetns, NamespaceIndex, PodProcess, ProcessIndex, processes_of_pods};
 use redirect_core::Redirect;
 
-use crate::cause::{self, Cause, Finding};
-use crate::pod::{Kind, Pod};
+use crate::cause::{self, Cause, PodFinding};
+use crate::pod::{ContainerKind, Pod};
 
 /// Where the node's processes are shown, unless another place is named.
 pub const PROC: &str = "/proc";
@@ -57,7 +57,7 @@ impl NodeProcesses {
     }
 
     /// Adds to what was found about a pod the processes beside its proxy that run as it.
-    pub fn add_collisions(&self, pod: &Pod, decided: &PodDecision, all: &mut Vec<Finding>) {
+    pub fn add_collisions(&self, pod: &Pod, decided: &PodDecision, all: &mut Vec<PodFinding>) {
         let PodDecision::Redirect(redirect, _) = decided else { return };
         cause::merge(all, Cause::UidCollision, self.collisions(pod, redirect));
     }
@@ -86,6 +86,6 @@ impl NodeProcesses {
 /// The container of a process, if it is known, and neither the proxy's nor one that ends before it.
 fn beside_proxy<'a>(pod: &'a Pod, process: &PodProcess) -> Option<&'a str> {
     let (_, name) = pod.container_ids.iter().find(|(id, _)| process.container.contains(id.as_str()))?;
-    let ends_before = pod.containers.iter().any(|one| one.name == *name && one.kind == Kind::Init);
+    let ends_before = pod.containers.iter().any(|one| one.name == *name && one.kind == ContainerKind::Init);
     (name != PodFacts::PROXY_CONTAINER && !ends_before).then_some(name)
 }

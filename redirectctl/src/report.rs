@@ -10,11 +10,11 @@ use redirect_core::settings::{Key, RawSettings, Source};
 use redirect_core::{Families, Family};
 use serde_json::{Value, json};
 
-use crate::cause::{Finding, Severity};
+use crate::cause::{PodFinding, Severity};
 use crate::diagnosis::{PodDecision, state};
 use crate::inspect::Inspection;
 use crate::printable::Printable;
-use crate::text_writer::{Layout, TextStyle, TextWriter, short};
+use crate::text_writer::{TextLayout, TextStyle, TextWriter, short};
 use crate::{FINE, FOUND};
 
 pub use explain::VERSION;
@@ -39,7 +39,7 @@ pub struct Report {
     /// What was seen.
     pub inspection: Option<Inspection>,
     /// What is wrong.
-    pub findings: Vec<Finding>,
+    pub findings: Vec<PodFinding>,
 }
 
 /// The word for a data plane.
@@ -53,15 +53,15 @@ pub const fn data_plane(data_plane: DataPlane) -> &'static str {
 
 /// The exit code for findings: notes are not trouble.
 #[must_use]
-pub fn code<'a>(findings: impl IntoIterator<Item = &'a Finding>) -> u8 {
-    let is_bad = findings.into_iter().any(Finding::is_trouble);
+pub fn code<'a>(findings: impl IntoIterator<Item = &'a PodFinding>) -> u8 {
+    let is_bad = findings.into_iter().any(PodFinding::is_trouble);
     if is_bad { FOUND } else { FINE }
 }
 
 impl Report {
     /// For people.
     #[must_use]
-    pub fn text(&self, layout: Layout) -> Printable {
+    pub fn text(&self, layout: TextLayout) -> Printable {
         let mut paper = TextWriter::new(layout);
         let (verdict, style) = self.verdict();
         paper.inked(0, &verdict, style);
@@ -239,7 +239,7 @@ fn in_force(seen: &Inspection) -> String {
 
 /// A finding for programs.
 #[must_use]
-pub fn reported(finding: &Finding) -> ReportedFinding {
+pub fn reported(finding: &PodFinding) -> ReportedFinding {
     let cause = finding.cause;
     ReportedFinding {
         code: cause.code().to_owned(),
@@ -251,7 +251,7 @@ pub fn reported(finding: &Finding) -> ReportedFinding {
 }
 
 /// Findings for people.
-pub fn listed(findings: &[Finding], paper: &mut TextWriter) {
+pub fn listed(findings: &[PodFinding], paper: &mut TextWriter) {
     for finding in findings {
         reported(finding).write(paper);
     }
@@ -273,8 +273,8 @@ mod tests {
     #[test]
     fn what_is_endless_is_cut_short_for_people_and_whole_for_programs() {
         let many = (0..1000).map(|number| format!("{number} {}", "\u{e9}".repeat(5000))).collect();
-        let finding = Finding { cause: Cause::BadSettings, seen: many };
-        let mut paper = TextWriter::new(Layout::default());
+        let finding = PodFinding { cause: Cause::BadSettings, seen: many };
+        let mut paper = TextWriter::new(TextLayout::default());
         listed(std::slice::from_ref(&finding), &mut paper);
         let text = paper.into_text();
         assert!(text.len() < 40_000 && text.contains("and 988 more"), "{}", text.len());
@@ -290,9 +290,9 @@ mod tests {
             decided: PodDecision::HostNetwork,
             order: None,
             inspection: None,
-            findings: causes.iter().map(|cause| Finding::new(*cause, "seen")).collect(),
+            findings: causes.iter().map(|cause| PodFinding::new(*cause, "seen")).collect(),
         };
-        let first = |report: Report| report.text(Layout::default()).lines().next().map(str::to_owned);
+        let first = |report: Report| report.text(TextLayout::default()).lines().next().map(str::to_owned);
         let note = Cause::FamilyNotCaptured;
         let begins = "not redirected";
         assert_eq!(first(pod(&[])), Some(format!("{begins}, as intended")));

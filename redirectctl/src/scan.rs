@@ -16,20 +16,20 @@ use reasons::PodState;
 use redirect_core::plan::DataPlane;
 use serde_json::{Value, json};
 
-use crate::cause::{Cause, Finding};
+use crate::cause::{Cause, PodFinding};
 use crate::diagnosis::{PodDecision, findings, state};
 use crate::inspect::Inspection;
-use crate::node::Node;
+use crate::node::NodeConfiguration;
 use crate::packed::{Packed, PackedPods};
 use crate::pod::Pod;
 use crate::printable::{Printable, harmless};
 use crate::report::{self, VERSION};
 use crate::show::{read_or_cause, unfound};
-use crate::text_writer::{Layout, TextStyle, TextWriter};
+use crate::text_writer::{TextLayout, TextStyle, TextWriter};
 
 /// A pod, or a namespace without a pod.
 #[derive(Debug)]
-pub struct Entry {
+pub struct ScanEntry {
     /// Its name; for a namespace without a pod, its file.
     pub subject: String,
     /// How it stands.
@@ -39,16 +39,16 @@ pub struct Entry {
     /// What that means for traffic, a sentence each.
     pub consequences: Vec<String>,
     /// What is wrong.
-    pub findings: Vec<Finding>,
+    pub findings: Vec<PodFinding>,
 }
 
 /// All that was found.
 #[derive(Debug)]
 pub struct Scan {
     /// What is wrong with the node itself.
-    pub node: Vec<Finding>,
+    pub node: Vec<PodFinding>,
     /// Its pods in the order of their names, then namespaces without a pod that hold rules of the mesh.
-    pub entries: Vec<Entry>,
+    pub entries: Vec<ScanEntry>,
 }
 
 /// What must be known of a pod before it is checked: its addresses, whether it is on the host's network, whether it is over.
@@ -59,7 +59,7 @@ impl Scan {
     ///
     /// # Errors
     /// The directory has nothing that can be looked into.
-    pub fn of(pods: &[Pod], directory: &Path, node: &Node) -> Result<Self, SurveyError> {
+    pub fn of(pods: &[Pod], directory: &Path, node: &NodeConfiguration) -> Result<Self, SurveyError> {
         let outline = |pod: &Pod| (pod.addresses.clone(), pod.host_network, pod.is_over());
         let outlines: Vec<Outline> = pods.iter().map(outline).collect();
         Self::of_each(&outlines, |index| pods.get(index).map(Cow::Borrowed), directory, node)
@@ -69,7 +69,11 @@ impl Scan {
     ///
     /// # Errors
     /// As [`Scan::of`].
-    pub fn of_packed(packed: &PackedPods, directory: &Path, node: &Node) -> Result<Self, SurveyError> {
+    pub fn of_packed(
+        packed: &PackedPods,
+        directory: &Path,
+        node: &NodeConfiguration,
+    ) -> Result<Self, SurveyError> {
         let outline = |pod: &Packed| (pod.addresses.clone(), pod.host_network, pod.is_over);
         let outlines: Vec<Outline> = packed.pods.iter().map(outline).collect();
         let pod = |index: usize| packed.pods.get(index)?.unpacked(&packed.cluster).map(Cow::Owned);
@@ -80,7 +84,7 @@ impl Scan {
         outlines: &[Outline],
         pod: impl Fn(usize) -> Option<Cow<'a, Pod>> + Sync,
         directory: &Path,
-        node: &Node,
+        node: &NodeConfiguration,
     ) -> Result<Self, SurveyError> {
         let here: Vec<(usize, &[IpAddr])> = outlines
             .iter()
@@ -92,7 +96,7 @@ impl Scan {
             here.iter().flat_map(|(_, addresses)| addresses.iter().copied()).collect();
         let survey = NamespaceIndex::of(directory, &wanted)?;
         let looked = in_parallel(&here, |(index, _)| pod(*index).map(|pod| of_pod(&pod, &survey, node)));
-        let mut entries: Vec<Entry> = looked.into_iter().flatten().collect();
+        let mut entries: Vec<ScanEntry> = looked.into_iter().flatten().collect();
         // One that belongs to a pod, or may belong to one of two, is reported there.
         let known: BTreeSet<PathBuf> = here
             .iter()
@@ -120,7 +124,7 @@ impl Scan {
     }
 
     /// All findings.
-    pub fn findings(&self) -> impl Iterator<Item = &Finding> {
+    pub fn findings(&self) -> impl Iterator<Item = &PodFinding> {
         self.node.iter().chain(self.entries.iter().flat_map(|entry| &entry.findings))
     }
 
@@ -134,7 +138,7 @@ impl Scan {
 
     /// How many pods of ambient mode are enrolled, and how many have a network.
     fn enrolled(&self) -> (usize, usize) {
-        let of_ambient = |entry: &&Entry| entry.data_plane == Some(DataPlane::Ambient);
+        let of_ambient = |entry: &&ScanEntry| entry.data_plane == Some(DataPlane::Ambient);
         let started = self.entries.iter().filter(of_ambient).filter(|one| one.state != PodState::Unseen);
         let states: Vec<PodState> = started.map(|entry| entry.state).collect();
         (states.iter().filter(|state| **state == PodState::Verified).count(), states.len())
@@ -142,7 +146,7 @@ impl Scan {
 
     /// How many pods of ambient mode limit what is captured.
     fn limited(&self) -> usize {
-        let is_limited = |entry: &&Entry| {
+        let is_limited = |entry: &&ScanEntry| {
             entry.data_plane == Some(DataPlane::Ambient)
                 && entry.findings.iter().any(|finding| finding.cause == Cause::Excluded)
         };
@@ -151,11 +155,11 @@ impl Scan {
 
     /// For people: what is wrong, and how many are as they should be.
     #[must_use]
-    pub fn text(&self, layout: Layout) -> Printable {
+    pub fn text(&self, layout: TextLayout) -> Printable {
         let mut paper = TextWriter::new(layout);
         report::listed(&self.node, &mut paper);
-        let is_troubled = |entry: &&Entry| entry.findings.iter().any(Finding::is_trouble);
-        let row = |entry: &Entry| {
+        let is_troubled = |entry: &&ScanEntry| entry.findings.iter().any(PodFinding::is_trouble);
+        let row = |entry: &ScanEntry| {
             let told = entry.findings.iter().filter(|one| one.is_trouble());
             let causes: Vec<&str> = told.map(|finding| finding.cause.code()).collect();
             vec![entry.state.word().to_owned(), entry.subject.clone(), causes.join(", ")]
@@ -182,7 +186,7 @@ impl Scan {
                 0,
                 "redirectctl why CAUSE explains a cause, redirectctl pod NAMESPACE/NAME shows what was seen",
             );
-        } else if self.findings().any(Finding::is_trouble) {
+        } else if self.findings().any(PodFinding::is_trouble) {
             paper.line(0, "redirectctl why CAUSE explains a cause");
         } else {
             paper.inked(0, "nothing is wrong", TextStyle::Green);
@@ -197,8 +201,8 @@ impl Scan {
     }
 
     fn document(&self) -> NodeScan {
-        let reported = |findings: &[Finding]| findings.iter().map(report::reported).collect();
-        let pod = |entry: &Entry| ScannedPod {
+        let reported = |findings: &[PodFinding]| findings.iter().map(report::reported).collect();
+        let pod = |entry: &ScanEntry| ScannedPod {
             subject: entry.subject.clone(),
             state: entry.state.word().to_owned(),
             data_plane: entry.data_plane.map(|of| report::data_plane(of).to_owned()),
@@ -250,7 +254,7 @@ impl Scan {
 }
 
 /// That settings leave a family alone is advice about the node, where many pods have the same settings, and no fault of each.
-fn beside_capture(entries: &mut [Entry]) -> Option<Finding> {
+fn beside_capture(entries: &mut [ScanEntry]) -> Option<PodFinding> {
     let mut pods = Vec::new();
     for entry in entries {
         let had = entry.findings.len();
@@ -264,7 +268,7 @@ fn beside_capture(entries: &mut [Entry]) -> Option<Finding> {
         0 => format!("pod {first}"),
         others => format!("pod {first} and {others} more"),
     };
-    Some(Finding::new(Cause::FamilyNotCaptured, seen))
+    Some(PodFinding::new(Cause::FamilyNotCaptured, seen))
 }
 
 fn entry(
@@ -272,15 +276,15 @@ fn entry(
     data_plane: Option<DataPlane>,
     decided: &PodDecision,
     seen: Option<&Inspection>,
-    findings: Vec<Finding>,
-) -> Entry {
+    findings: Vec<PodFinding>,
+) -> ScanEntry {
     let consequences = seen.map(Inspection::consequences).unwrap_or_default();
-    Entry { subject, data_plane, state: state(decided, seen, &findings), consequences, findings }
+    ScanEntry { subject, data_plane, state: state(decided, seen, &findings), consequences, findings }
 }
 
-fn of_pod(pod: &Pod, survey: &NamespaceIndex, node: &Node) -> Entry {
+fn of_pod(pod: &Pod, survey: &NamespaceIndex, node: &NodeConfiguration) -> ScanEntry {
     let looked = match node.processes.find(pod, survey) {
-        Ok(sandbox) => sandbox.open().map_err(|error| Finding::new(Cause::Unreadable, error.to_string())),
+        Ok(sandbox) => sandbox.open().map_err(|error| PodFinding::new(Cause::Unreadable, error.to_string())),
         Err(error) => Err(unfound(pod, &error)),
     };
     let (seen, decided, unknown) = match looked.and_then(|netns| read_or_cause(&netns, Some(pod), node)) {
@@ -298,13 +302,13 @@ fn of_pod(pod: &Pod, survey: &NamespaceIndex, node: &Node) -> Entry {
 }
 
 /// A namespace without a pod is reported only if it holds rules of the mesh.
-fn of_nobody(sandbox: &MountedNetns, node: &Node) -> Option<Entry> {
+fn of_nobody(sandbox: &MountedNetns, node: &NodeConfiguration) -> Option<ScanEntry> {
     let netns = sandbox.open().ok()?;
     let (seen, decided) = read_or_cause(&netns, None, node).ok()?;
     if seen.in_force.is_empty() {
         return None;
     }
-    let found = vec![Finding::new(Cause::Unowned, seen.backends())];
+    let found = vec![PodFinding::new(Cause::Unowned, seen.backends())];
     Some(entry(sandbox.path().display().to_string(), None, &decided, Some(&seen), found))
 }
 
@@ -337,12 +341,12 @@ fn in_parallel<T: Sync, U: Send>(items: &[T], work: impl Fn(&T) -> U + Sync) -> 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::node::AmbientDefaults;
+    use crate::node::NodeAmbientDefaults;
 
     #[test]
     fn trouble_of_the_node_alone_is_trouble() {
-        let text = |node: Vec<Finding>| Scan { node, entries: Vec::new() }.text(Layout::default());
-        let found = |cause| vec![Finding::new(cause, "seen")];
+        let text = |node: Vec<PodFinding>| Scan { node, entries: Vec::new() }.text(TextLayout::default());
+        let found = |cause| vec![PodFinding::new(cause, "seen")];
         let trouble = text(found(Cause::EntryUnreadable));
         assert!(
             !trouble.contains("nothing is wrong") && trouble.contains("redirectctl why CAUSE"),
@@ -359,12 +363,15 @@ mod tests {
         let pod = Pod::from_json(&pod).expect("a pod");
         let text = |scope: &str| {
             let env = |name: &str| (name == "AMBIENT_CAPTURE_SCOPE").then(|| scope.to_owned());
-            let node = Node { ambient: AmbientDefaults::of_agent(env), ..Node::default() };
+            let node = NodeConfiguration {
+                ambient: NodeAmbientDefaults::of_agent(env),
+                ..NodeConfiguration::default()
+            };
             let decided = node.decide_without_namespace(&pod);
             let found = findings(Some(&pod), &decided, None);
             let entry = entry(pod.name.to_string(), node.data_plane(&pod), &decided, None, found);
             let told: Vec<String> = entry.findings.iter().map(|one| one.seen.join(", ")).collect();
-            (Scan { node: Vec::new(), entries: vec![entry] }.text(Layout::default()), told.join("; "))
+            (Scan { node: Vec::new(), entries: vec![entry] }.text(TextLayout::default()), told.join("; "))
         };
         let (all, told) = text("true");
         assert!(all.contains("ambient pods that limit what is captured, by annotation: 1"), "{all}");
@@ -377,7 +384,7 @@ mod tests {
     fn a_name_cannot_make_a_sample_of_its_own() {
         let decided = PodDecision::Unknown;
         let name = "\u{1b}[31m\"} 1\nredirectctl_pods{state=\"x\"} 9\\";
-        let found = vec![Finding::new(Cause::NotRedirected, "")];
+        let found = vec![PodFinding::new(Cause::NotRedirected, "")];
         let scan =
             Scan { node: Vec::new(), entries: vec![entry(name.to_owned(), None, &decided, None, found)] };
         let text = scan.prometheus();

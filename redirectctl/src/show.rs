@@ -7,10 +7,10 @@ use netns_apply::netns::Netns;
 use netns_apply::{ApplyOptions, Live};
 use pod_netns::{LookupError, NamespaceIndex, SurveyError};
 
-use crate::cause::{Cause, Finding};
+use crate::cause::{Cause, PodFinding};
 use crate::diagnosis::{PodDecision, findings};
 use crate::inspect::{Inspection, inspect};
-use crate::node::Node;
+use crate::node::NodeConfiguration;
 use crate::pod::Pod;
 use crate::processes::NodeProcesses;
 use crate::report::Report;
@@ -18,26 +18,30 @@ use crate::watch::CounterSnapshot;
 
 /// Checks a network namespace, as that of this pod if any.
 #[must_use]
-pub fn netns(path: &Path, pod: Option<&Pod>, node: &Node) -> Report {
-    let opened = Netns::open(path).map_err(|error| Finding::new(Cause::Unreadable, error.to_string()));
+pub fn netns(path: &Path, pod: Option<&Pod>, node: &NodeConfiguration) -> Report {
+    let opened = Netns::open(path).map_err(|error| PodFinding::new(Cause::Unreadable, error.to_string()));
     let looked = opened.and_then(|netns| read_or_cause(&netns, pod, node));
     report(pod, Some(path.to_owned()), node, looked.map(Some))
 }
 
 /// Checks a pod, whose namespace is looked for among those of a directory.
 #[must_use]
-pub fn pod(pod: &Pod, directory: &Path, node: &Node) -> Report {
+pub fn pod(pod: &Pod, directory: &Path, node: &NodeConfiguration) -> Report {
     let survey = NamespaceIndex::of(directory, &pod.addresses.iter().copied().collect());
     pod_among(pod, survey.as_ref(), node)
 }
 
 /// Checks a pod, whose namespace is looked for among those of a survey for its addresses.
 #[must_use]
-pub fn pod_among(pod: &Pod, survey: Result<&NamespaceIndex, &SurveyError>, node: &Node) -> Report {
+pub fn pod_among(
+    pod: &Pod,
+    survey: Result<&NamespaceIndex, &SurveyError>,
+    node: &NodeConfiguration,
+) -> Report {
     if pod.host_network || pod.is_over() || pod.addresses.is_empty() {
         return report(Some(pod), None, node, Ok(None));
     }
-    let found = survey.map_err(|error| Finding::new(Cause::Unfound, error.to_string()));
+    let found = survey.map_err(|error| PodFinding::new(Cause::Unfound, error.to_string()));
     match found.and_then(|survey| find_among(pod, survey, &node.processes)) {
         Ok((path, netns)) => {
             report(Some(pod), Some(path), node, read_or_cause(&netns, Some(pod), node).map(Some))
@@ -53,8 +57,8 @@ pub fn pod_among(pod: &Pod, survey: Result<&NamespaceIndex, &SurveyError>, node:
 pub fn read_or_cause(
     netns: &Netns,
     pod: Option<&Pod>,
-    node: &Node,
-) -> Result<(Inspection, PodDecision), Finding> {
+    node: &NodeConfiguration,
+) -> Result<(Inspection, PodDecision), PodFinding> {
     inspect(netns, node.programming(), node.accepted(pod), |facts| {
         let decided = pod.map_or(PodDecision::Unknown, |pod| here(node.decide(pod, facts)));
         (decided.plan(), decided)
@@ -65,7 +69,11 @@ pub fn read_or_cause(
 ///
 /// # Errors
 /// The namespace cannot be entered, or its rules cannot be read.
-pub(crate) fn counters(netns: &Netns, pod: Option<&Pod>, node: &Node) -> Result<CounterSnapshot, String> {
+pub(crate) fn counters(
+    netns: &Netns,
+    pod: Option<&Pod>,
+    node: &NodeConfiguration,
+) -> Result<CounterSnapshot, String> {
     let read = netns.run(|| {
         let options = ApplyOptions::default().most_read(Some(ApplyOptions::MOST_READ));
         let there = facts::addresses().map_err(|error| error.to_string())?;
@@ -99,26 +107,26 @@ fn find_among(
     pod: &Pod,
     survey: &NamespaceIndex,
     processes: &NodeProcesses,
-) -> Result<(PathBuf, Netns), Finding> {
+) -> Result<(PathBuf, Netns), PodFinding> {
     let sandbox = processes.find(pod, survey).map_err(|error| unfound(pod, &error))?;
-    let netns = sandbox.open().map_err(|error| Finding::new(Cause::Unfound, error.to_string()))?;
+    let netns = sandbox.open().map_err(|error| PodFinding::new(Cause::Unfound, error.to_string()))?;
     Ok((sandbox.path().to_owned(), netns))
 }
 
 /// Why no network namespace is surely the pod's.
-pub(crate) fn unfound(pod: &Pod, error: &LookupError) -> Finding {
+pub(crate) fn unfound(pod: &Pod, error: &LookupError) -> PodFinding {
     let cause = match error {
         LookupError::Ambiguous { .. } => Cause::Ambiguous,
         LookupError::NoAddress | LookupError::Nowhere(_) => Cause::Unfound,
     };
-    Finding::new(cause, pod.unfound(error))
+    PodFinding::new(cause, pod.unfound(error))
 }
 
 fn report(
     pod: Option<&Pod>,
     netns: Option<PathBuf>,
-    node: &Node,
-    looked: Result<Option<(Inspection, PodDecision)>, Finding>,
+    node: &NodeConfiguration,
+    looked: Result<Option<(Inspection, PodDecision)>, PodFinding>,
 ) -> Report {
     let mut all = node.findings.clone();
     let without = || pod.map_or(PodDecision::Unknown, |pod| node.decide_without_namespace(pod));

@@ -2,8 +2,8 @@
 
 use reasons::{COULD_NOT_BE, EventReason};
 
-use crate::cause::{Cause, Finding};
-use crate::object::Event;
+use crate::cause::{Cause, PodFinding};
+use crate::object::PodEvent;
 use crate::pod::Pod;
 
 /// The exit code of a validation that holds its pod back.
@@ -13,11 +13,11 @@ const SANDBOX_FAILED: &str = "FailedCreatePodSandBox";
 
 /// What status and events say.
 #[must_use]
-pub fn findings(pod: &Pod) -> Vec<Finding> {
+pub fn findings(pod: &Pod) -> Vec<PodFinding> {
     let mut all = Vec::new();
     if let Some(validation) = &pod.validation {
         let cause = if validation.code == HELD_BACK { Cause::HeldBack } else { Cause::ValidationEnded };
-        all.push(Finding { cause, seen: validation.seen() });
+        all.push(PodFinding { cause, seen: validation.seen() });
     }
     let last = |reasons: &[EventReason]| {
         pod.events.iter().rev().find_map(|event| {
@@ -25,12 +25,13 @@ pub fn findings(pod: &Pod) -> Vec<Finding> {
             Some((reason, event))
         })
     };
-    let finding =
-        |cause: Cause, event: &Event| Finding::new(cause, format!("{}: {}", event.reason, event.message));
+    let finding = |cause: Cause, event: &PodEvent| {
+        PodFinding::new(cause, format!("{}: {}", event.reason, event.message))
+    };
     if pod.addresses.is_empty() && !pod.is_over() && !pod.host_network {
         all.push(match pod.events.iter().rfind(|event| event.reason == SANDBOX_FAILED) {
             Some(event) => finding(Cause::NotSetUp, event),
-            None => Finding::new(Cause::NotStarted, "the pod has no address"),
+            None => PodFinding::new(Cause::NotStarted, "the pod has no address"),
         });
     }
     if let Some((_, event)) = last(&EventReason::OF_REPAIR) {
@@ -59,7 +60,7 @@ mod tests {
         let mut pod = Pod::from_json(&json!({"spec": spec, "status": status})).expect("a pod");
         pod.events = events
             .iter()
-            .map(|(reason, message)| Event {
+            .map(|(reason, message)| PodEvent {
                 time: String::new(),
                 reason: (*reason).to_owned(),
                 message: (*message).to_owned(),

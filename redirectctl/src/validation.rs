@@ -10,14 +10,14 @@ pub const VALIDATION_CONTAINER: &str = "istio-validation";
 
 /// How the validation failed last.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Validation {
+pub struct LastValidation {
     /// The exit code.
     pub code: i64,
     /// The termination message: usually the JSON of a verdict.
     pub message: String,
 }
 
-impl Validation {
+impl LastValidation {
     /// From a pod's status; none where it has ended well, or has not ended yet.
     #[must_use]
     pub fn of(pod: &Value) -> Option<Self> {

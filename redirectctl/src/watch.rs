@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 pub use netfilter_state::ruleset::Counter;
 use netfilter_state::ruleset::Plain;
 use netns_apply::Live;
-use packet_trace::{Origin, RuleLocation};
+use packet_trace::{RuleLocation, RuleOrigin};
 use redirect_core::{Family, RulePlan};
 use serde_json::{Value, json};
 
@@ -19,13 +19,13 @@ pub use view::{Screen, counted, started, totals};
 
 /// One of the mesh's rules, and what it has counted.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Watched {
+pub struct WatchedRule {
     /// Its position.
     pub place: RuleLocation,
     /// What it says.
     pub text: String,
     /// The settings behind it, where a plan is known: several where one rule stands for several planned ones.
-    pub origins: Vec<Origin>,
+    pub origins: Vec<RuleOrigin>,
     /// Its counter; `None` without one.
     pub counter: Option<Counter>,
 }
@@ -34,7 +34,7 @@ pub struct Watched {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct CounterSnapshot {
     /// All of them.
-    pub rules: Vec<Watched>,
+    pub rules: Vec<WatchedRule>,
 }
 
 /// What is new since the look before.
@@ -50,10 +50,10 @@ impl CounterSnapshot {
     /// The mesh's rules of a network namespace. With a plan they know the settings behind them.
     #[must_use]
     pub fn of(live: &Live, plan: Option<&RulePlan>) -> Self {
-        let mut rules: BTreeMap<RuleLocation, Watched> = BTreeMap::new();
+        let mut rules: BTreeMap<RuleLocation, WatchedRule> = BTreeMap::new();
         for family in Family::BOTH {
             for one in live.rules(family, plan).of_mesh() {
-                let watched = rules.entry(one.place.clone()).or_insert_with(|| Watched {
+                let watched = rules.entry(one.place.clone()).or_insert_with(|| WatchedRule {
                     place: one.place,
                     text: one.rule.to_string(),
                     origins: Vec::new(),
@@ -70,7 +70,7 @@ impl CounterSnapshot {
     /// What is new in it since the look before.
     #[must_use]
     pub fn since(&self, before: &Self) -> CounterUpdate {
-        let same = |(now, then): (&Watched, &Watched)| {
+        let same = |(now, then): (&WatchedRule, &WatchedRule)| {
             let goes_on = match (now.counter, then.counter) {
                 (Some(now), Some(then)) => now.packets >= then.packets && now.bytes >= then.bytes,
                 (None, None) => true,
@@ -135,7 +135,7 @@ pub fn rules_json(subject: &str, netns: &str, time: &str, look: &CounterSnapshot
 
 /// A rule that counted, for programs.
 #[must_use]
-pub fn counted_json(time: &str, rule: &Watched, added: Counter) -> Value {
+pub fn counted_json(time: &str, rule: &WatchedRule, added: Counter) -> Value {
     json!({
         "version": VERSION,
         "event": "counted",
@@ -153,7 +153,7 @@ pub fn end_json(time: &str, end: WatchExit) -> Value {
 
 /// A rule for programs.
 #[must_use]
-pub fn rule_json(rule: &Watched) -> Value {
+pub fn rule_json(rule: &WatchedRule) -> Value {
     json!({
         "table": rule.place.table.to_string(),
         "chain": Plain(&rule.place.chain).to_string(),
@@ -174,9 +174,9 @@ mod tests {
     use super::*;
     use netfilter_state::ruleset::{Api, TableFamily, TableName};
 
-    pub(super) fn rule(chain: &str, number: usize, packets: Option<u64>) -> Watched {
+    pub(super) fn rule(chain: &str, number: usize, packets: Option<u64>) -> WatchedRule {
         let table = TableName { api: Api::NfTables, family: TableFamily::Ip, name: "nat".into() };
-        Watched {
+        WatchedRule {
             place: RuleLocation { table, chain: chain.into(), rule: Some(number) },
             text: "-p tcp -j ISTIO_REDIRECT".into(),
             origins: Vec::new(),

@@ -9,7 +9,7 @@ use redirect_core::pod::SkipReason;
 
 use crate::cause::Cause;
 use crate::printable::Printable;
-use crate::text_writer::{Layout, TextWriter};
+use crate::text_writer::{TextLayout, TextWriter};
 use crate::{FAILED, FINE, FOUND};
 
 /// Something that a word stands for.
@@ -143,7 +143,7 @@ const ERROR_CODES: &[(Code, &str)] = &[
 ///
 /// # Errors
 /// What is meant, perhaps.
-pub fn explain(word: &str, layout: Layout) -> Result<Printable, String> {
+pub fn explain(word: &str, layout: TextLayout) -> Result<Printable, String> {
     let all = all();
     // Labels of metrics have underscores where other words have hyphens.
     let is_it = |entry: &&Entry| entry.word.replace('_', "-") == word.replace('_', "-");
@@ -170,7 +170,7 @@ pub fn explain(word: &str, layout: Layout) -> Result<Printable, String> {
 
 /// Every word, place by place.
 #[must_use]
-pub fn list(layout: Layout) -> Printable {
+pub fn list(layout: TextLayout) -> Printable {
     let mut paper = TextWriter::new(layout);
     let mut place = "";
     for entry in all() {
@@ -190,7 +190,7 @@ mod tests {
     #[test]
     fn every_word_is_explained_where_it_is_met() {
         for entry in all() {
-            let text = explain(&entry.word, Layout::default()).expect("is known");
+            let text = explain(&entry.word, TextLayout::default()).expect("is known");
             assert!(text.contains(entry.place), "{text}");
             assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
         }
@@ -198,7 +198,7 @@ mod tests {
 
     #[test]
     fn a_word_that_is_nearly_one_is_told_which() {
-        assert!(explain("dormant", Layout::default()).expect_err("no").contains("table-dormant"));
-        assert!(explain("x", Layout::default()).expect_err("no").contains("redirectctl why"));
+        assert!(explain("dormant", TextLayout::default()).expect_err("no").contains("table-dormant"));
+        assert!(explain("x", TextLayout::default()).expect_err("no").contains("redirectctl why"));
     }
 }

@@ -5,8 +5,8 @@ use crate::{
     probes::Probe,
     reason::Reason,
     sockets::is_lack,
-    verdict::{Check, Path, Unproven},
-    walk::{Fate, loopback, packet},
+    verdict::{Path, PathCheck, Unproven},
+    walk::{ProbeFate, loopback, packet},
 };
 use nix::errno::Errno;
 use redirect_core::{Family, values::Port};
@@ -16,24 +16,28 @@ use std::net::SocketAddr;
 ///
 /// # Errors
 /// It proves nothing.
-pub(crate) fn judge(probe: &Probe, seen: ProbeObservation, busy: &[SocketAddr]) -> Result<Check, Unproven> {
+pub(crate) fn judge(
+    probe: &Probe,
+    seen: ProbeObservation,
+    busy: &[SocketAddr],
+) -> Result<PathCheck, Unproven> {
     let result = match (seen, probe.fate) {
         (ProbeObservation::NotSent(error), _) if is_lack(error) => Err(Reason::OutOfResources),
         (ProbeObservation::NotSent(_), _) if !stays(probe.path) => {
             let why = "the pod has no route to anywhere";
             return Err(Unproven { family: probe.family, path: probe.path, why });
         }
-        (_, Fate::Redirected(port)) => redirected(probe, port, seen, busy),
-        (_, Fate::Untouched | Fate::Unknown) => untouched(probe, seen),
-        (ProbeObservation::Silent, Fate::Tproxied) => Ok(()),
-        (_, Fate::Tproxied) => Err(Reason::TproxyNotInEffect),
+        (_, ProbeFate::Redirected(port)) => redirected(probe, port, seen, busy),
+        (_, ProbeFate::Untouched | ProbeFate::Unknown) => untouched(probe, seen),
+        (ProbeObservation::Silent, ProbeFate::Tproxied) => Ok(()),
+        (_, ProbeFate::Tproxied) => Err(Reason::TproxyNotInEffect),
     };
-    Ok(Check {
+    Ok(PathCheck {
         family: probe.family,
         path: probe.path,
         target: Some(probe.shot.destination),
         sent: Some(sent(probe)),
-        captures: matches!(probe.fate, Fate::Redirected(_) | Fate::Tproxied),
+        captures: matches!(probe.fate, ProbeFate::Redirected(_) | ProbeFate::Tproxied),
         detail: detail(probe, seen, result),
         result,
     })
@@ -113,9 +117,9 @@ const fn passed_by(path: Path) -> Reason {
 fn detail(probe: &Probe, seen: ProbeObservation, result: Result<(), Reason>) -> String {
     let to = probe.shot.destination;
     let wanted = match probe.fate {
-        Fate::Redirected(port) => format!("; it should have been redirected to port {port}"),
-        Fate::Untouched | Fate::Unknown => "; it should not have been captured".to_owned(),
-        Fate::Tproxied => "; it should have been taken by TPROXY".to_owned(),
+        ProbeFate::Redirected(port) => format!("; it should have been redirected to port {port}"),
+        ProbeFate::Untouched | ProbeFate::Unknown => "; it should not have been captured".to_owned(),
+        ProbeFate::Tproxied => "; it should have been taken by TPROXY".to_owned(),
     };
     let seen = match seen {
         ProbeObservation::Arrived { at, original: Some(original) } if at != to && original != to => {
@@ -132,7 +136,7 @@ fn detail(probe: &Probe, seen: ProbeObservation, result: Result<(), Reason>) -> 
         ProbeObservation::NotSent(error) => format!("could not be sent: {}", error.desc()),
         ProbeObservation::Undelivered(error) => format!("left the pod and came back: {}", error.desc()),
         ProbeObservation::Stranger => "was taken by a process that did not know the token".to_owned(),
-        ProbeObservation::Silent if probe.fate == Fate::Tproxied => "was taken by TPROXY".to_owned(),
+        ProbeObservation::Silent if probe.fate == ProbeFate::Tproxied => "was taken by TPROXY".to_owned(),
         ProbeObservation::Silent => "was not answered".to_owned(),
     };
     match result {
@@ -143,7 +147,7 @@ fn detail(probe: &Probe, seen: ProbeObservation, result: Result<(), Reason>) -> 
 
 /// What is known of connection tracking, which is at work only where rules need it.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Tracked {
+pub(crate) struct TrackingKnowledge {
     /// The namespace tracks connections.
     pub(crate) any: bool,
     /// It tracks those of IPv4, those of IPv6, as far as connections that arrived show.
@@ -151,15 +155,15 @@ pub(crate) struct Tracked {
 }
 
 /// The one reason that explains the checks best.
-pub(crate) fn conclude(checks: &mut [Check], mistaken: bool, tracked: Tracked) -> Reason {
-    let Tracked { any: tracked, families: tracked_families } = tracked;
+pub(crate) fn conclude(checks: &mut [PathCheck], mistaken: bool, tracked: TrackingKnowledge) -> Reason {
+    let TrackingKnowledge { any: tracked, families: tracked_families } = tracked;
     // Where nothing translates addresses, a host outside refused.
-    let passed = |check: &Check| match check.result {
+    let passed = |check: &PathCheck| match check.result {
         Err(Reason::RulesNotInEffect) => check.captures,
         Err(Reason::WrongPort) => check.captures && !tracked && !stays(check.path),
         Ok(()) | Err(_) => false,
     };
-    let families = |wanted: &dyn Fn(&Check) -> bool| {
+    let families = |wanted: &dyn Fn(&PathCheck) -> bool| {
         Family::BOTH.map(|family| checks.iter().any(|check| check.family == family && wanted(check)))
     };
     let bypassed = families(&passed);
@@ -190,10 +194,10 @@ pub(crate) fn conclude(checks: &mut [Check], mistaken: bool, tracked: Tracked) -
 mod tests {
     #![allow(clippy::unwrap_used)] // a panic is how a test fails
     use super::*;
-    use crate::walk::Identity;
+    use crate::walk::ProcessIdentity;
     use redirect_core::rule::Protocol;
 
-    fn probe(path: Path, to: &str, fate: Fate) -> Probe {
+    fn probe(path: Path, to: &str, fate: ProbeFate) -> Probe {
         let destination: SocketAddr = to.parse().unwrap();
         let shot = ProbeSpec { protocol: Protocol::Tcp, source: None, destination, vanishes: false };
         Probe {
@@ -201,16 +205,16 @@ mod tests {
             path,
             shot,
             fate,
-            who: Identity { uid: 1337, gid: 1337 },
+            who: ProcessIdentity { uid: 1337, gid: 1337 },
         }
     }
 
-    fn tracked(any: bool) -> Tracked {
-        Tracked { any, families: [false; 2] }
+    fn tracked(any: bool) -> TrackingKnowledge {
+        TrackingKnowledge { any, families: [false; 2] }
     }
 
-    fn inbound() -> Fate {
-        Fate::Redirected(Port::new(15006).unwrap())
+    fn inbound() -> ProbeFate {
+        ProbeFate::Redirected(Port::new(15006).unwrap())
     }
 
     fn arrived(at: &str, original: Option<&str>) -> ProbeObservation {
@@ -220,7 +224,7 @@ mod tests {
         }
     }
 
-    fn check(probe: &Probe, seen: ProbeObservation) -> Check {
+    fn check(probe: &Probe, seen: ProbeObservation) -> PathCheck {
         match judge(probe, seen, &[]) {
             Ok(check) => check,
             Err(unproven) => panic!("{unproven}"),
@@ -248,7 +252,8 @@ mod tests {
 
     #[test]
     fn a_refusal_far_away_is_no_redirection() {
-        let outbound = probe(Path::Outbound, "192.0.2.1:15002", Fate::Redirected(Port::new(15001).unwrap()));
+        let outbound =
+            probe(Path::Outbound, "192.0.2.1:15002", ProbeFate::Redirected(Port::new(15001).unwrap()));
         let refused = || vec![check(&outbound, ProbeObservation::Refused)];
         assert_eq!(conclude(&mut refused(), false, tracked(false)), Reason::NoRules);
         assert_eq!(conclude(&mut refused(), false, tracked(true)), Reason::WrongPort);
@@ -266,8 +271,9 @@ mod tests {
 
     #[test]
     fn a_route_is_not_the_rules_business() {
-        let outbound = probe(Path::Outbound, "192.0.2.1:15002", Fate::Redirected(Port::new(15001).unwrap()));
-        assert!(matches!(judge(&outbound, ProbeObservation::NotSent(Errno::ENETUNREACH), &[]), Err(_)));
+        let outbound =
+            probe(Path::Outbound, "192.0.2.1:15002", ProbeFate::Redirected(Port::new(15001).unwrap()));
+        assert!(judge(&outbound, ProbeObservation::NotSent(Errno::ENETUNREACH), &[]).is_err());
     }
 
     #[test]
@@ -279,7 +285,7 @@ mod tests {
         assert_eq!(conclude(&mut [], false, tracked(true)), Reason::NothingProven);
         assert_eq!(conclude(&mut [good()], false, tracked(true)), Reason::Redirected);
         assert_eq!(conclude(&mut [good(), passed()], false, tracked(true)), Reason::OneFamilyOnly);
-        let v6_tracked = Tracked { any: true, families: [true; 2] };
+        let v6_tracked = TrackingKnowledge { any: true, families: [true; 2] };
         assert_eq!(conclude(&mut [good(), passed()], false, v6_tracked), Reason::RulesNotInEffect);
         assert_eq!(conclude(&mut [passed()], false, tracked(true)), Reason::RulesNotInEffect);
         assert_eq!(conclude(&mut [passed()], false, tracked(false)), Reason::NoRules);

@@ -23,14 +23,14 @@ mod verdict;
 mod walk;
 
 use engine::{ProbeObservation, Tokens};
-use judge::Tracked;
+use judge::TrackingKnowledge;
 use nix::{
     errno::Errno,
     unistd::{Gid, Uid, getegid, geteuid, setfsgid, setfsuid},
 };
 use probes::{Aims, Probe};
 use redirect_core::{Family, Redirect, values::is_routable};
-use settings_cli::Validation;
+use settings_cli::ValidationOptions;
 use std::{
     fs,
     net::IpAddr,
@@ -41,9 +41,9 @@ use stop::{Interrupted, Stop};
 
 pub use reason::Reason;
 pub use report::report;
-pub use run::{RunError, needed, run};
-pub use verdict::{Check, Path, Unproven, ValidationReport};
-pub use walk::Identity;
+pub use run::{NoVerdict, needed, run};
+pub use verdict::{Path, PathCheck, Unproven, ValidationReport};
+pub use walk::ProcessIdentity;
 
 /// How long a round waits for what does not come.
 const ROUND: Duration = Duration::from_millis(200);
@@ -55,32 +55,32 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(250);
 
 /// What is to be proven.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Request<'a> {
+pub(crate) struct ValidationRequest<'a> {
     /// The redirection that should be in force.
     redirect: &'a Redirect,
     /// The addresses of the pod's interfaces, in the kernel's order.
     addresses: &'a [IpAddr],
     /// The probe's port, and how long it may take.
-    validation: Validation,
+    validation: ValidationOptions,
     /// Whether the rules are native nftables: they show less of TPROXY.
     native_nftables: bool,
     /// Whose packets are sent. Those of another user than the process's own need CAP_SETUID and CAP_SETGID.
-    who: Identity,
+    who: ProcessIdentity,
 }
 
-impl<'a> Request<'a> {
+impl<'a> ValidationRequest<'a> {
     /// A request of this process's user; of the proxy's when this is root, who is neither proxy nor application.
     fn new(
         redirect: &'a Redirect,
         addresses: &'a [IpAddr],
-        validation: Validation,
+        validation: ValidationOptions,
         native_nftables: bool,
     ) -> Self {
         let proxy = match (redirect.proxy_uids(), redirect.proxy_gids()) {
-            ([uid, ..], [gid, ..]) => Identity { uid: *uid, gid: *gid },
-            _ => Identity::own(),
+            ([uid, ..], [gid, ..]) => ProcessIdentity { uid: *uid, gid: *gid },
+            _ => ProcessIdentity::own(),
         };
-        let who = if Identity::own().uid == 0 { proxy } else { Identity::own() };
+        let who = if ProcessIdentity::own().uid == 0 { proxy } else { ProcessIdentity::own() };
         Self { redirect, addresses, validation, native_nftables, who }
     }
 
@@ -105,7 +105,7 @@ impl<'a> Request<'a> {
     }
 }
 
-impl Identity {
+impl ProcessIdentity {
     /// The user and group of this process, as netfilter sees it.
     #[must_use]
     pub fn own() -> Self {
@@ -128,8 +128,13 @@ impl Identity {
 /// the time is up, since rules may still come.
 ///
 /// On a thread of the user whose packets are wanted: netfilter checks the user of the thread that made the socket.
-fn prove(request: &Request<'_>, start: Instant, deadline: Instant, stop: Option<&Stop>) -> ValidationReport {
-    let own = Request { who: Identity::own(), ..*request };
+fn prove(
+    request: &ValidationRequest<'_>,
+    start: Instant,
+    deadline: Instant,
+    stop: Option<&Stop>,
+) -> ValidationReport {
+    let own = ValidationRequest { who: ProcessIdentity::own(), ..*request };
     if request.who == own.who {
         return prove_as_ourselves(request, start, deadline, stop);
     }
@@ -144,7 +149,7 @@ fn prove(request: &Request<'_>, start: Instant, deadline: Instant, stop: Option<
 }
 
 fn prove_as_ourselves(
-    request: &Request<'_>,
+    request: &ValidationRequest<'_>,
     start: Instant,
     deadline: Instant,
     stop: Option<&Stop>,
@@ -177,7 +182,7 @@ fn prove_as_ourselves(
 
 /// One round, with what it found.
 fn attempt(
-    request: &Request<'_>,
+    request: &ValidationRequest<'_>,
     curious: bool,
     stop: Option<&Stop>,
     verdict: &mut ValidationReport,
@@ -209,8 +214,10 @@ fn attempt(
     let mistaken = seen.iter().skip(asked).any(|seen| matches!(seen, ProbeObservation::Arrived { .. }));
     checks.extend(policy::check(request, families.iter().map(|(family, _)| *family)));
     checks.sort_by_key(|check| (check.family, check.path));
-    let tracked =
-        Tracked { any: tracked() > tracked_before, families: tracked_families(request, &probes, &seen) };
+    let tracked = TrackingKnowledge {
+        any: tracked() > tracked_before,
+        families: tracked_families(request, &probes, &seen),
+    };
     verdict.reason = judge::conclude(&mut checks, mistaken, tracked);
     (verdict.checks, verdict.unproven) = (checks, unproven);
     Ok(())
@@ -218,7 +225,11 @@ fn attempt(
 
 /// The families whose connections are tracked: of those the kernel can say where they were meant to go. Native tables serve both
 /// families, so there it proves nothing about one.
-fn tracked_families(request: &Request<'_>, probes: &[Probe], seen: &[ProbeObservation]) -> [bool; 2] {
+fn tracked_families(
+    request: &ValidationRequest<'_>,
+    probes: &[Probe],
+    seen: &[ProbeObservation],
+) -> [bool; 2] {
     Family::BOTH.map(|family| {
         let known = |(probe, seen): (&Probe, &ProbeObservation)| {
             probe.family == family && matches!(seen, ProbeObservation::Arrived { original: Some(_), .. })

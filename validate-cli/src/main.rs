@@ -1,7 +1,7 @@
 //! `istio-validation`: the init container that holds a pod back while its traffic would bypass the proxy.
 
 use dlmalloc::GlobalDlmalloc;
-use istio_validation::{RunError, needed, report, run};
+use istio_validation::{NoVerdict, needed, report, run};
 use privileges::keep_only;
 use redirect_core::settings::{Key, RawSettings};
 use settings_cli::{Pages, Program};
@@ -62,7 +62,7 @@ fn validate(settings: &RawSettings) -> ExitCode {
             report(&verdict, Some(file).filter(|path| !path.is_empty()));
             verdict.exit_code().into()
         }
-        Err(RunError::Input(errors)) => {
+        Err(NoVerdict::Input(errors)) => {
             settings_cli::report(&errors);
             ExitCode::FAILURE
         }

@@ -1,16 +1,19 @@
 //! Policy routing, read from the kernel, without privileges.
 
 use crate::{
-    Request,
+    ValidationRequest,
     reason::Reason,
-    verdict::{Check, Path},
+    verdict::{Path, PathCheck},
 };
 use netfilter_state::routing::RoutingItem;
 use netns_apply::routes::{Placed, RouteSocket};
 use redirect_core::Family;
 
 /// Whether the rule and the route that the plan needs for these families are there.
-pub(crate) fn check(request: &Request<'_>, families: impl Iterator<Item = Family>) -> Vec<Check> {
+pub(crate) fn check(
+    request: &ValidationRequest<'_>,
+    families: impl Iterator<Item = Family>,
+) -> Vec<PathCheck> {
     let plan = request.redirect.plan();
     let Some(routes) = plan.policy_routes() else { return Vec::new() };
     let placed = RouteSocket::open(usize::MAX)
@@ -34,7 +37,15 @@ pub(crate) fn check(request: &Request<'_>, families: impl Iterator<Item = Family
             Ok(Some(wrong)) => (Err(Reason::NoPolicyRoute), wrong),
             Err(error) => (Err(Reason::NoPolicyRoute), error.clone()),
         };
-        Check { family, path: Path::PolicyRoute, target: None, sent: None, captures: false, result, detail }
+        PathCheck {
+            family,
+            path: Path::PolicyRoute,
+            target: None,
+            sent: None,
+            captures: false,
+            result,
+            detail,
+        }
     };
     families.filter(|family| routes.families().contains(family)).map(check).collect()
 }

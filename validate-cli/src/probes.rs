@@ -2,12 +2,12 @@
 //! user's packets can take. What to expect of each is worked out from the plan's own rules.
 
 use crate::{
-    Request,
+    ValidationRequest,
     engine::ProbeSpec,
     reason::Reason,
     sockets::{StandIn, is_lack},
-    verdict::{Check, Path, Unproven},
-    walk::{Fate, Identity, fate, loopback, packet},
+    verdict::{Path, PathCheck, Unproven},
+    walk::{ProbeFate, ProcessIdentity, fate, loopback, packet},
 };
 use nix::errno::Errno;
 use packet_trace::TraceRules;
@@ -28,9 +28,9 @@ pub(crate) struct Probe {
     pub(crate) family: Family,
     pub(crate) path: Path,
     pub(crate) shot: ProbeSpec,
-    pub(crate) fate: Fate,
+    pub(crate) fate: ProbeFate,
     /// Who sends it.
-    pub(crate) who: Identity,
+    pub(crate) who: ProcessIdentity,
 }
 
 /// Everything of one round: stand-ins that listen, probes to send, and what is known without sending.
@@ -38,7 +38,7 @@ pub(crate) struct Probe {
 pub(crate) struct Aims {
     pub(crate) stand_ins: Vec<StandIn>,
     pub(crate) probes: Vec<Probe>,
-    pub(crate) checks: Vec<Check>,
+    pub(crate) checks: Vec<PathCheck>,
     pub(crate) unproven: Vec<Unproven>,
     /// The ports of the proxy that another program has.
     pub(crate) busy: Vec<SocketAddr>,
@@ -48,7 +48,7 @@ pub(crate) struct Aims {
 
 impl Aims {
     /// Takes aim for these families of the pod.
-    pub(crate) fn take(request: &Request<'_>, families: &[(Family, IpAddr)]) -> Self {
+    pub(crate) fn take(request: &ValidationRequest<'_>, families: &[(Family, IpAddr)]) -> Self {
         let plan = request.redirect.plan();
         let mut aims = Self::default();
         let rules: Vec<TraceRules> =
@@ -76,7 +76,7 @@ impl Aims {
 
 /// Takes aim for one family.
 struct Aim<'a, 'r> {
-    request: &'a Request<'r>,
+    request: &'a ValidationRequest<'r>,
     family: Family,
     own: IpAddr,
     rules: &'a TraceRules,
@@ -120,21 +120,21 @@ impl Aim<'_, '_> {
             return self.unproven(Path::Tproxy, why);
         }
         let tunnel = SocketAddr::new(self.own, self.request.redirect.tunnel_port().number());
-        if self.fate(Protocol::Tcp, Some(self.own), tunnel, true) != Fate::Tproxied {
+        if self.fate(Protocol::Tcp, Some(self.own), tunnel, true) != ProbeFate::Tproxied {
             return self.unproven(Path::Tproxy, NOT_SEEN);
         }
         match StandIn::listen(Protocol::Tcp, tunnel) {
             Ok(stand_in) => self.aims.stand_ins.push(stand_in),
             Err(_) => return self.unproven(Path::Tproxy, "the tunnel port is taken by another process"),
         }
-        self.probe(Path::Tproxy, Protocol::Tcp, Some(self.own), tunnel, Fate::Tproxied);
+        self.probe(Path::Tproxy, Protocol::Tcp, Some(self.own), tunnel, ProbeFate::Tproxied);
     }
 
     /// The reference's own probe. Nothing to say where the settings take its target for loopback or exclude it.
     fn proxy_to_self(&mut self) {
         let (source, to) = (loopback(self.family), self.family.passthrough());
         match self.target(source, to, self.request.validation.probe_port.number()) {
-            Ok((target, fate @ Fate::Redirected(_))) => {
+            Ok((target, fate @ ProbeFate::Redirected(_))) => {
                 self.probe(Path::ProxyToSelf, Protocol::Tcp, Some(source), target, fate);
             }
             Ok(_) => {}
@@ -145,7 +145,7 @@ impl Aim<'_, '_> {
     fn own_address(&mut self) {
         let port = self.request.validation.probe_port.number();
         match self.target(self.own, self.own, port) {
-            Ok((_, Fate::Unknown | Fate::Tproxied)) => {}
+            Ok((_, ProbeFate::Unknown | ProbeFate::Tproxied)) => {}
             Ok((target, fate)) => self.probe(Path::OwnAddress, Protocol::Tcp, Some(self.own), target, fate),
             Err(error) if is_lack(error) => self.not_local(Path::OwnAddress, self.own, error),
             Err(_) => self.unproven(Path::OwnAddress, "the pod's address cannot be used yet"),
@@ -154,7 +154,7 @@ impl Aim<'_, '_> {
 
     fn passthrough(&mut self) {
         let source = self.family.passthrough();
-        if let Ok((target, fate @ Fate::Untouched)) = self.target(source, self.own, 0) {
+        if let Ok((target, fate @ ProbeFate::Untouched)) = self.target(source, self.own, 0) {
             self.probe(Path::Passthrough, Protocol::Tcp, Some(source), target, fate);
         }
     }
@@ -162,7 +162,7 @@ impl Aim<'_, '_> {
     fn loopback(&mut self) {
         let address = loopback(self.family);
         match self.target(address, address, 0) {
-            Ok((_, Fate::Unknown | Fate::Tproxied)) => {}
+            Ok((_, ProbeFate::Unknown | ProbeFate::Tproxied)) => {}
             Ok((target, fate)) => self.probe(Path::Loopback, Protocol::Tcp, Some(address), target, fate),
             Err(error) => self.not_local(Path::Loopback, address, error),
         }
@@ -175,14 +175,14 @@ impl Aim<'_, '_> {
             let target = SocketAddr::new(nowhere(self.family), port);
             (target, self.fate(Protocol::Tcp, Some(self.own), target, false))
         });
-        let captured = fates.find(|(_, fate)| matches!(fate, Fate::Redirected(_)));
+        let captured = fates.find(|(_, fate)| matches!(fate, ProbeFate::Redirected(_)));
         if let Some((target, fate)) = captured {
             return self.probe(Path::Outbound, Protocol::Tcp, None, target, fate);
         }
         let target = SocketAddr::new(nowhere(self.family), self.request.validation.probe_port.number());
         let shot = ProbeSpec { protocol: Protocol::Tcp, source: None, destination: target, vanishes: false };
         let (family, path, who) = (self.family, Path::Outbound, self.request.who);
-        self.aims.curious.push(Probe { family, path, shot, fate: Fate::Untouched, who });
+        self.aims.curious.push(Probe { family, path, shot, fate: ProbeFate::Untouched, who });
         self.unproven(Path::Outbound, if self.is_proxy() { OWN_CALLS } else { NOT_SEEN });
     }
 
@@ -198,8 +198,8 @@ impl Aim<'_, '_> {
         let target = SocketAddr::new(server, DNS);
         for (path, protocol) in [(Path::DnsUdp, Protocol::Udp), (Path::DnsTcp, Protocol::Tcp)] {
             match self.fate(protocol, Some(self.own), target, false) {
-                fate @ Fate::Redirected(_) => self.probe(path, protocol, None, target, fate),
-                Fate::Untouched | Fate::Tproxied | Fate::Unknown => {
+                fate @ ProbeFate::Redirected(_) => self.probe(path, protocol, None, target, fate),
+                ProbeFate::Untouched | ProbeFate::Tproxied | ProbeFate::Unknown => {
                     self.unproven(path, if self.is_proxy() { OWN_CALLS } else { NOT_SEEN });
                 }
             }
@@ -221,7 +221,7 @@ impl Aim<'_, '_> {
     /// A stand-in where packets of the pod to itself arrive that nothing diverts, and what the plan does with them.
     /// The port is the one asked for; where that is taken, or excluded by the plan, one of the kernel's choice, or
     /// else the highest that the plan does not leave alone.
-    fn target(&mut self, source: IpAddr, to: IpAddr, port: u16) -> Result<(SocketAddr, Fate), Errno> {
+    fn target(&mut self, source: IpAddr, to: IpAddr, port: u16) -> Result<(SocketAddr, ProbeFate), Errno> {
         let excluded = self.request.redirect.outbound_ports_exclude();
         let highest =
             (1024..=u16::MAX).rev().find(|port| !excluded.iter().any(|range| range.contains(*port)));
@@ -235,7 +235,7 @@ impl Aim<'_, '_> {
             let target = stand_in.address().map_err(|_| Errno::EADDRNOTAVAIL)?;
             let fate = self.fate(Protocol::Tcp, Some(source), target, true);
             kept = Some((stand_in, target, fate));
-            if matches!(fate, Fate::Redirected(_)) || excluded.is_empty() && port == 0 {
+            if matches!(fate, ProbeFate::Redirected(_)) || excluded.is_empty() && port == 0 {
                 break;
             }
         }
@@ -244,12 +244,25 @@ impl Aim<'_, '_> {
         Ok((target, fate))
     }
 
-    fn fate(&self, protocol: Protocol, source: Option<IpAddr>, destination: SocketAddr, stays: bool) -> Fate {
+    fn fate(
+        &self,
+        protocol: Protocol,
+        source: Option<IpAddr>,
+        destination: SocketAddr,
+        stays: bool,
+    ) -> ProbeFate {
         fate(self.rules, &packet(self.request.who, protocol, source, destination, stays))
     }
 
-    fn probe(&mut self, path: Path, protocol: Protocol, source: Option<IpAddr>, to: SocketAddr, fate: Fate) {
-        let shot = ProbeSpec { protocol, source, destination: to, vanishes: fate == Fate::Tproxied };
+    fn probe(
+        &mut self,
+        path: Path,
+        protocol: Protocol,
+        source: Option<IpAddr>,
+        to: SocketAddr,
+        fate: ProbeFate,
+    ) {
+        let shot = ProbeSpec { protocol, source, destination: to, vanishes: fate == ProbeFate::Tproxied };
         self.aims.probes.push(Probe { family: self.family, path, shot, fate, who: self.request.who });
     }
 
@@ -274,7 +287,7 @@ impl Aim<'_, '_> {
     }
 
     fn failed(&mut self, path: Path, reason: Reason, detail: String) {
-        self.aims.checks.push(Check {
+        self.aims.checks.push(PathCheck {
             family: self.family,
             path,
             target: None,

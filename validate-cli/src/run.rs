@@ -1,13 +1,13 @@
 //! The whole of a run, from settings to a verdict.
 
 use crate::{
-    Request,
+    ValidationRequest,
     address::AddressWatch,
     prove,
     reason::Reason,
     stop::{Interrupted, Stop},
     verdict::ValidationReport,
-    walk::Identity,
+    walk::ProcessIdentity,
 };
 use netns_apply::{
     facts::{self, NameFiles},
@@ -26,7 +26,7 @@ use std::{io, net::IpAddr, time::Instant};
 /// Why no verdict was reached.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum RunError {
+pub enum NoVerdict {
     /// The settings are wrong.
     #[error("{0}")]
     Input(InputErrors),
@@ -67,15 +67,15 @@ pub fn needed(settings: &RawSettings) -> CapabilitySet {
 /// # Errors
 /// Wrong settings, all errors together; or the pod cannot be checked. A pod without address is not an error but a
 /// verdict.
-pub fn run(settings: &RawSettings) -> Result<ValidationReport, RunError> {
+pub fn run(settings: &RawSettings) -> Result<ValidationReport, NoVerdict> {
     let stop = Stop::on_signals().ok();
     let (path, named_by) = settings.get(Key::NetworkNamespace);
     // Signals are held back here, so that they are on the thread inside as well.
     Netns::run_in(path, || run_here(settings, stop.as_ref()))
-        .unwrap_or_else(|cause| Err(RunError::Namespace { named_by, cause }))
+        .unwrap_or_else(|cause| Err(NoVerdict::Namespace { named_by, cause }))
 }
 
-fn run_here(settings: &RawSettings, stop: Option<&Stop>) -> Result<ValidationReport, RunError> {
+fn run_here(settings: &RawSettings, stop: Option<&Stop>) -> Result<ValidationReport, NoVerdict> {
     let start = Instant::now();
     let mut settings = settings.clone();
     settings.set(Key::RunValidation, "true", Source::Default);
@@ -86,36 +86,40 @@ fn run_here(settings: &RawSettings, stop: Option<&Stop>) -> Result<ValidationRep
     let found = await_redirect(&settings, deadline, stop);
     let (options, found) = match (options, found) {
         (Ok(options), found) => (options, found?),
-        (Err(mut errors), Err(RunError::Input(others))) => {
+        (Err(mut errors), Err(NoVerdict::Input(others))) => {
             errors.extend(others);
-            return Err(RunError::Input(errors));
+            return Err(NoVerdict::Input(errors));
         }
-        (Err(errors), _) => return Err(RunError::Input(errors)),
+        (Err(errors), _) => return Err(NoVerdict::Input(errors)),
     };
-    let Some(validation) = options.validation else { return Err(RunError::Input(InputErrors::default())) };
+    let Some(validation) = options.validation else { return Err(NoVerdict::Input(InputErrors::default())) };
     let (redirect, addresses) = match found {
         Ok(found) => found,
         Err(reason) => {
-            let mut verdict = ValidationReport::new(reason, Identity::own());
+            let mut verdict = ValidationReport::new(reason, ProcessIdentity::own());
             verdict.elapsed = start.elapsed();
             return Ok(verdict);
         }
     };
     let native = options.backend == BackendChoice::NativeNft;
-    let request = Request::new(&redirect, &addresses, validation, native);
+    let request = ValidationRequest::new(&redirect, &addresses, validation, native);
     Ok(prove(&request, start, deadline, stop))
 }
 
 /// The redirection that the settings ask for in this pod, and its addresses; or the reason against: no address came, or a signal did.
 type Found = Result<(Redirect, Vec<IpAddr>), Reason>;
 
-fn await_redirect(settings: &RawSettings, deadline: Instant, stop: Option<&Stop>) -> Result<Found, RunError> {
+fn await_redirect(
+    settings: &RawSettings,
+    deadline: Instant,
+    stop: Option<&Stop>,
+) -> Result<Found, NoVerdict> {
     let nameservers = NameFiles::dns_servers(settings)
-        .map_err(|cause| RunError::Facts { what: "/etc/resolv.conf", cause })?;
+        .map_err(|cause| NoVerdict::Facts { what: "/etc/resolv.conf", cause })?;
     // Before the first look, so that no address is missed between looking and waiting.
     let watch = AddressWatch::start().ok();
     loop {
-        let addresses = facts::addresses().map_err(|cause| RunError::Facts {
+        let addresses = facts::addresses().map_err(|cause| NoVerdict::Facts {
             what: "the pod's addresses",
             cause: io::Error::other(cause),
         })?;
@@ -124,7 +128,7 @@ fn await_redirect(settings: &RawSettings, deadline: Instant, stop: Option<&Stop>
             Ok(redirect) => return Ok(Ok((redirect, addresses))),
             Err(errors) if errors.iter().any(|error| error.problem != Problem::NoAddress) => {
                 // An address may still come.
-                return Err(RunError::Input(errors.without_namespace()));
+                return Err(NoVerdict::Input(errors.without_namespace()));
             }
             Err(_) => {}
         }

@@ -1,6 +1,6 @@
 //! What was proven, what was not, and what it means: for people, and for machines.
 
-use crate::{reason::Reason, walk::Identity};
+use crate::{reason::Reason, walk::ProcessIdentity};
 use netfilter_state::ruleset::Plain;
 use packet_trace::{Packet, TraceEvent, TraceRules};
 use redirect_core::Family;
@@ -56,7 +56,7 @@ impl Path {
 
 /// What was found about one path of one family.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Check {
+pub struct PathCheck {
     /// The family.
     pub family: Family,
     /// The path.
@@ -90,14 +90,14 @@ pub struct ValidationReport {
     /// In one word.
     pub reason: Reason,
     /// What was found, path by path.
-    pub checks: Vec<Check>,
+    pub checks: Vec<PathCheck>,
     /// What cannot be proven from here.
     pub unproven: Vec<Unproven>,
     /// The rules beside the plan's that decide about what failed, each in words. Only a privileged process can read them:
     /// [`name_rules`](Self::name_rules).
     pub rules: Vec<String>,
     /// Who asked.
-    pub who: Identity,
+    pub who: ProcessIdentity,
     /// How often everything was tried.
     pub rounds: u32,
     /// How long it took.
@@ -106,7 +106,7 @@ pub struct ValidationReport {
 
 impl ValidationReport {
     /// A verdict without anything checked.
-    pub(crate) const fn new(reason: Reason, who: Identity) -> Self {
+    pub(crate) const fn new(reason: Reason, who: ProcessIdentity) -> Self {
         Self {
             reason,
             checks: Vec::new(),
@@ -186,7 +186,7 @@ impl ValidationReport {
     #[must_use]
     pub fn lines(&self) -> Vec<(bool, String)> {
         let wrong = !self.is_redirected();
-        let Identity { uid, gid } = self.who;
+        let ProcessIdentity { uid, gid } = self.who;
         let headline = format!(
             "{}: {}{} (user {uid}, group {gid}, {} ms)",
             self.reason,
@@ -209,7 +209,7 @@ impl ValidationReport {
         lines
     }
 
-    fn value<'a>(&'a self, checks: impl Iterator<Item = &'a Check>, unproven: bool) -> Value {
+    fn value<'a>(&'a self, checks: impl Iterator<Item = &'a PathCheck>, unproven: bool) -> Value {
         let Self { reason, .. } = self;
         let unproven = self.unproven.iter().filter(|_| unproven);
         json!({
@@ -223,14 +223,14 @@ impl ValidationReport {
             "gid": self.who.gid,
             "rounds": self.rounds,
             "milliseconds": u64::try_from(self.elapsed.as_millis()).unwrap_or(u64::MAX),
-            "checks": checks.map(Check::value).collect::<Vec<_>>(),
+            "checks": checks.map(PathCheck::value).collect::<Vec<_>>(),
             "rules": self.some_rules().collect::<Vec<_>>(),
             "unproven": unproven.map(ToString::to_string).collect::<Vec<_>>(),
         })
     }
 }
 
-impl Check {
+impl PathCheck {
     /// Its result in one word.
     #[must_use]
     pub const fn code(&self) -> &'static str {
@@ -256,7 +256,7 @@ impl Check {
     }
 }
 
-impl fmt::Display for Check {
+impl fmt::Display for PathCheck {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {}: {}", self.family, self.path.name(), self.detail)
     }
@@ -274,7 +274,7 @@ mod tests {
     use super::*;
 
     fn verdict(reason: Reason, checks: usize) -> ValidationReport {
-        let check = Check {
+        let check = PathCheck {
             family: Family::V6,
             path: Path::ProxyToSelf,
             sent: None,
@@ -288,7 +288,7 @@ mod tests {
             checks: vec![check; checks],
             unproven: Vec::new(),
             rules: vec!["table ip nat, chain OTHER, rule 1 (-p tcp -j REDIRECT)".repeat(20); 16],
-            who: Identity { uid: u32::MAX, gid: u32::MAX },
+            who: ProcessIdentity { uid: u32::MAX, gid: u32::MAX },
             rounds: u32::MAX,
             elapsed: Duration::MAX,
         }

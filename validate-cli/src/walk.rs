@@ -7,7 +7,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 /// Whose packets: user and group of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Identity {
+pub struct ProcessIdentity {
     /// User id.
     pub uid: u32,
     /// Group id.
@@ -16,7 +16,7 @@ pub struct Identity {
 
 /// What becomes of a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Fate {
+pub(crate) enum ProbeFate {
     /// It arrives where it was sent.
     Untouched,
     /// It arrives at this port of the loopback address.
@@ -37,7 +37,7 @@ pub(crate) const fn loopback(family: Family) -> IpAddr {
 
 /// The first packet of a connection of `who`; from `source`, or where the kernel chooses. Whether it `stays`: goes to the pod itself, over `lo`.
 pub(crate) fn packet(
-    who: Identity,
+    who: ProcessIdentity,
     protocol: Protocol,
     source: Option<IpAddr>,
     destination: SocketAddr,
@@ -50,12 +50,12 @@ pub(crate) fn packet(
 }
 
 /// What these rules do with a packet.
-pub(crate) fn fate(rules: &TraceRules, packet: &Packet) -> Fate {
+pub(crate) fn fate(rules: &TraceRules, packet: &Packet) -> ProbeFate {
     match rules.fate(packet) {
-        packet_trace::Fate::Untouched => Fate::Untouched,
-        packet_trace::Fate::Proxy { rewritten: false, .. } => Fate::Tproxied,
+        packet_trace::Fate::Untouched => ProbeFate::Untouched,
+        packet_trace::Fate::Proxy { rewritten: false, .. } => ProbeFate::Tproxied,
         packet_trace::Fate::Proxy { rewritten: true, port, .. } => {
-            Port::new(port).map_or(Fate::Unknown, Fate::Redirected)
+            Port::new(port).map_or(ProbeFate::Unknown, ProbeFate::Redirected)
         }
         // No other program has rules here, and a dropped packet proves nothing.
         packet_trace::Fate::Redirected { .. }
@@ -63,7 +63,7 @@ pub(crate) fn fate(rules: &TraceRules, packet: &Packet) -> Fate {
         | packet_trace::Fate::Broken
         | packet_trace::Fate::Dropped
         | packet_trace::Fate::Rejected
-        | packet_trace::Fate::Unknown => Fate::Unknown,
+        | packet_trace::Fate::Unknown => ProbeFate::Unknown,
     }
 }
 
@@ -76,8 +76,8 @@ mod tests {
         settings::{Key, NamespaceFacts, RawSettings, Source},
     };
 
-    const PROXY: Identity = Identity { uid: 1337, gid: 1337 };
-    const APP: Identity = Identity { uid: 1000, gid: 1000 };
+    const PROXY: ProcessIdentity = ProcessIdentity { uid: 1337, gid: 1337 };
+    const APP: ProcessIdentity = ProcessIdentity { uid: 1000, gid: 1000 };
 
     fn rules(flags: &[(Key, &'static str)]) -> TraceRules {
         let mut raw = RawSettings::new();
@@ -91,13 +91,13 @@ mod tests {
         TraceRules::of_plan(&plan, Family::V4)
     }
 
-    fn packet(who: Identity, source: Option<&str>, destination: &str, stays: bool) -> Packet {
+    fn packet(who: ProcessIdentity, source: Option<&str>, destination: &str, stays: bool) -> Packet {
         let source = source.map(|source| source.parse().unwrap());
         super::packet(who, Protocol::Tcp, source, destination.parse().unwrap(), stays)
     }
 
-    fn redirected(port: u16) -> Fate {
-        Fate::Redirected(Port::new(port).unwrap())
+    fn redirected(port: u16) -> ProbeFate {
+        ProbeFate::Redirected(Port::new(port).unwrap())
     }
 
     #[test]
@@ -106,9 +106,9 @@ mod tests {
         let fate = |source, to, stays| fate(&rules, &packet(PROXY, source, to, stays));
         assert_eq!(fate(Some("127.0.0.1"), "127.0.0.6:15002", true), redirected(15006));
         assert_eq!(fate(Some("10.1.0.2"), "10.1.0.2:15002", true), redirected(15006));
-        assert_eq!(fate(Some("127.0.0.6"), "10.1.0.2:8080", true), Fate::Untouched);
-        assert_eq!(fate(Some("127.0.0.1"), "127.0.0.1:8080", true), Fate::Untouched);
-        assert_eq!(fate(None, "192.0.2.1:80", false), Fate::Untouched);
+        assert_eq!(fate(Some("127.0.0.6"), "10.1.0.2:8080", true), ProbeFate::Untouched);
+        assert_eq!(fate(Some("127.0.0.1"), "127.0.0.1:8080", true), ProbeFate::Untouched);
+        assert_eq!(fate(None, "192.0.2.1:80", false), ProbeFate::Untouched);
     }
 
     #[test]
@@ -117,17 +117,17 @@ mod tests {
         let fate = |to, stays| fate(&rules, &packet(APP, None, to, stays));
         assert_eq!(fate("192.0.2.1:80", false), redirected(15001));
         assert_eq!(fate("192.0.2.1:53", false), redirected(15053));
-        assert_eq!(fate("127.0.0.1:8080", true), Fate::Untouched, "wherever it comes from");
+        assert_eq!(fate("127.0.0.1:8080", true), ProbeFate::Untouched, "wherever it comes from");
     }
 
     #[test]
     fn tproxy_takes_what_redirect_leaves() {
         let rules = rules(&[(Key::InterceptionMode, "TPROXY")]);
         let fate = |source, to| fate(&rules, &packet(PROXY, Some(source), to, true));
-        assert_eq!(fate("10.1.0.2", "10.1.0.2:15008"), Fate::Tproxied);
+        assert_eq!(fate("10.1.0.2", "10.1.0.2:15008"), ProbeFate::Tproxied);
         assert_eq!(fate("127.0.0.1", "127.0.0.6:15002"), redirected(15006));
-        assert_eq!(fate("127.0.0.6", "10.1.0.2:8080"), Fate::Untouched);
-        assert_eq!(fate("127.0.0.1", "127.0.0.1:15008"), Fate::Untouched);
+        assert_eq!(fate("127.0.0.6", "10.1.0.2:8080"), ProbeFate::Untouched);
+        assert_eq!(fate("127.0.0.1", "127.0.0.1:15008"), ProbeFate::Untouched);
     }
 
     #[test]
@@ -152,7 +152,7 @@ mod tests {
     #[test]
     fn an_interface_that_may_be_meant_makes_it_unknown() {
         let rules = rules(&[(Key::ExcludeInterfaces, "eth1")]);
-        assert_eq!(fate(&rules, &packet(APP, None, "192.0.2.1:80", false)), Fate::Unknown);
+        assert_eq!(fate(&rules, &packet(APP, None, "192.0.2.1:80", false)), ProbeFate::Unknown);
         assert_eq!(fate(&rules, &packet(PROXY, Some("127.0.0.1"), "127.0.0.6:1", true)), redirected(15006));
     }
 }

@@ -7,12 +7,12 @@
 use crate::{
     agent,
     conf::Conf,
-    kernel::{Compared, Difference, Kernel, KernelError, Namespace},
+    kernel::{KernelError, MachineNamespaces, Namespace, NamespaceComparison, PlanMismatch},
     logs::SCOPE,
     pod_source::{self, PodError, PodName, ReadPod},
     sandboxed::SandboxedPods,
     selection::base_settings,
-    wire::{CniError, Code, Command, Invocation, PodArgs},
+    wire::{CniCommand, CniError, Code, Invocation, PodArgs},
 };
 use cni_core::logs::PodSource;
 use cni_core::plugin_event::{AddEvent, PodRequest};
@@ -41,7 +41,7 @@ pub struct Attachment<'a> {
     /// Looks up an environment variable.
     pub env: &'a (dyn Fn(&str) -> Option<OsString> + Sync),
     /// The network namespaces.
-    pub kernel: &'a dyn Kernel,
+    pub kernel: &'a dyn MachineNamespaces,
     /// When the process began its work.
     pub start: Instant,
 }
@@ -93,14 +93,14 @@ pub fn check(job: &Attachment<'_>) -> Result<(), CniError> {
     let accepted = job.accepted(&sidecar.facts);
     let compared = job.inside(|namespace| match job.plan(&sidecar, namespace)? {
         Ok(plan) => Ok(namespace.compare(&plan, job.conf.programming, &accepted)?),
-        Err(_) => Ok(Compared::default()),
+        Err(_) => Ok(NamespaceComparison::default()),
     })?;
     let pod = job.pod_label();
     for accepted in &compared.accepted {
         log::info!(target: SCOPE, pod = pod, accepted = compared.accepted.len(); "CHECK: {accepted}");
     }
     let Some(difference) = compared.difference else { return Ok(()) };
-    let Difference { text, origin } = difference;
+    let PlanMismatch { text, origin } = difference;
     log::warn!(target: SCOPE, pod = pod; "CHECK: {text}");
     let message = format!("pod {pod} is not redirected as planned: {text}");
     Err(CniError::new(Code::NotAsPlanned, message).with_details(origin))
@@ -357,7 +357,7 @@ impl Attachment<'_> {
 
     /// Warns, once per pod: of what CHECK finds again, ADD has warned.
     fn warn(&self, what: fmt::Arguments<'_>) {
-        let level = if self.invocation.command == Command::Add { Level::Warn } else { Level::Debug };
+        let level = if self.invocation.command == CniCommand::Add { Level::Warn } else { Level::Debug };
         log::log!(target: SCOPE, level, pod = self.pod_label(); "{what}");
     }
 

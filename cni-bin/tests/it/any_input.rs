@@ -3,7 +3,7 @@
 use std::{ffi::OsString, path::Path};
 
 use istio_cni::{
-    kernel::{Kernel, KernelError, Work},
+    kernel::{KernelError, MachineNamespaces, NamespaceWork},
     selection::Programming,
 };
 use proptest::prelude::*;
@@ -13,8 +13,8 @@ use serde_json::{Map, Value};
 /// A kernel that must not be asked: no input of these tests names a pod that can be found.
 struct Untouched;
 
-impl Kernel for Untouched {
-    fn inside(&self, path: &Path, _: &mut Work<'_>) -> Result<(), KernelError> {
+impl MachineNamespaces for Untouched {
+    fn inside(&self, path: &Path, _: &mut NamespaceWork<'_>) -> Result<(), KernelError> {
         panic!("{} was entered", path.display())
     }
 
@@ -23,7 +23,7 @@ impl Kernel for Untouched {
     }
 }
 
-fn answer(command: &str, input: &[u8], variables: &[(String, String)]) -> istio_cni::Answer {
+fn answer(command: &str, input: &[u8], variables: &[(String, String)]) -> istio_cni::RuntimeReply {
     let env = |name: &str| {
         let said = variables.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str());
         Some(OsString::from(if name == "CNI_COMMAND" { command } else { said.unwrap_or("x") }))
@@ -82,7 +82,7 @@ fn key() -> impl Strategy<Value = String> {
     .prop_map(str::to_owned)
 }
 
-fn is_answer(answer: &istio_cni::Answer) -> bool {
+fn is_answer(answer: &istio_cni::RuntimeReply) -> bool {
     let output = &answer.output;
     if answer.success && output.is_empty() {
         return true;

@@ -16,8 +16,8 @@ use cni_plugin::{
     reply::{ErrorReply, SuccessReply, VersionReply},
 };
 use istio_cni::{
-    Answer,
-    kernel::{Applied, Compared, Kernel, KernelError, Namespace, Work},
+    RuntimeReply,
+    kernel::{Applied, KernelError, MachineNamespaces, Namespace, NamespaceComparison, NamespaceWork},
     selection::Programming,
 };
 use redirect_core::{RulePlan, accepted::AcceptedRules};
@@ -32,8 +32,8 @@ struct Willing {
     asked: AtomicUsize,
 }
 
-impl Kernel for Willing {
-    fn inside(&self, _: &Path, work: &mut Work<'_>) -> Result<(), KernelError> {
+impl MachineNamespaces for Willing {
+    fn inside(&self, _: &Path, work: &mut NamespaceWork<'_>) -> Result<(), KernelError> {
         self.asked.fetch_add(1, Ordering::Relaxed);
         work(&Pod);
         Ok(())
@@ -65,12 +65,17 @@ impl Namespace for Pod {
         Ok(Applied { backend: "none".into(), because: "a test".into(), changed: true, warnings: Vec::new() })
     }
 
-    fn compare(&self, _: &RulePlan, _: Programming, _: &AcceptedRules) -> Result<Compared, KernelError> {
-        Ok(Compared::default())
+    fn compare(
+        &self,
+        _: &RulePlan,
+        _: Programming,
+        _: &AcceptedRules,
+    ) -> Result<NamespaceComparison, KernelError> {
+        Ok(NamespaceComparison::default())
     }
 }
 
-fn answer(command: &str, conf: &Value, args: &str) -> (Answer, usize) {
+fn answer(command: &str, conf: &Value, args: &str) -> (RuntimeReply, usize) {
     let env = |name: &str| {
         let value = match name {
             "CNI_COMMAND" => command,

@@ -25,7 +25,7 @@ const MOST_HEADERS: usize = 64;
 
 /// What is asked.
 #[derive(Debug, Clone, Copy)]
-pub struct Request<'a> {
+pub struct AgentRequest<'a> {
     /// Such as `POST`.
     pub method: &'a str,
     /// The path of its URL.
@@ -36,7 +36,7 @@ pub struct Request<'a> {
 
 /// What is answered.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Answer {
+pub struct AgentReply {
     /// The HTTP status.
     pub status: u16,
     /// What arrived of the body before the deadline, up to a little more than the limit.
@@ -45,7 +45,7 @@ pub struct Answer {
 
 /// Why no answer came.
 #[derive(Debug, thiserror::Error)]
-pub enum Failure {
+pub enum RequestFailure {
     /// Nothing listens at the socket.
     #[error("{0}")]
     Unreachable(io::Error),
@@ -57,7 +57,7 @@ pub enum Failure {
     Garbled(String),
 }
 
-impl Request<'_> {
+impl AgentRequest<'_> {
     /// Sends it to a socket, and waits for the answer at most this long. Of a body, `most` bytes for a status are waited for: a status alone may be
     /// enough.
     ///
@@ -68,7 +68,7 @@ impl Request<'_> {
         socket: &Path,
         patience: Duration,
         most: impl Fn(u16) -> usize,
-    ) -> Result<Answer, Failure> {
+    ) -> Result<AgentReply, RequestFailure> {
         let deadline = Instant::now() + patience;
         let mut stream = connected(socket, patience)?;
         let Self { method, path, body } = self;
@@ -83,18 +83,18 @@ impl Request<'_> {
                 break head;
             }
             if receive(&mut stream, deadline, &mut answer)? == 0 {
-                return Err(Failure::Garbled("the connection ended before the answer".to_owned()));
+                return Err(RequestFailure::Garbled("the connection ended before the answer".to_owned()));
             }
         };
         let end = start + most(status);
         while answer.len() < end && receive(&mut stream, deadline, &mut answer).is_ok_and(|count| count > 0) {
         }
-        Ok(Answer { status, body: answer.split_off(start) })
+        Ok(AgentReply { status, body: answer.split_off(start) })
     }
 }
 
 /// Connects before the time is over: where an agent is stopped and its queue full, the kernel would keep the caller waiting.
-fn connected(path: &Path, patience: Duration) -> Result<UnixStream, Failure> {
+fn connected(path: &Path, patience: Duration) -> Result<UnixStream, RequestFailure> {
     // Zero would be for ever.
     let patience = i64::try_from(patience.as_micros()).unwrap_or(i64::MAX).max(1);
     let stream = || {
@@ -104,17 +104,21 @@ fn connected(path: &Path, patience: Duration) -> Result<UnixStream, Failure> {
         Ok(UnixStream::from(socket))
     };
     stream().map_err(|errno: Errno| {
-        if errno == Errno::EAGAIN { Failure::Silent } else { Failure::Unreachable(errno.into()) }
+        if errno == Errno::EAGAIN {
+            RequestFailure::Silent
+        } else {
+            RequestFailure::Unreachable(errno.into())
+        }
     })
 }
 
 /// Adds what has arrived, and says how much: nothing at the end.
-fn receive(stream: &mut UnixStream, deadline: Instant, into: &mut Vec<u8>) -> Result<usize, Failure> {
+fn receive(stream: &mut UnixStream, deadline: Instant, into: &mut Vec<u8>) -> Result<usize, RequestFailure> {
     let mut part = [0; 16 << 10];
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
-            return Err(Failure::Silent);
+            return Err(RequestFailure::Silent);
         }
         match stream.set_read_timeout(Some(left)).and_then(|()| stream.read(&mut part)) {
             Ok(count) => {
@@ -128,22 +132,22 @@ fn receive(stream: &mut UnixStream, deadline: Instant, into: &mut Vec<u8>) -> Re
     }
 }
 
-fn broken(error: &io::Error) -> Failure {
+fn broken(error: &io::Error) -> RequestFailure {
     let is_late = matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut);
-    if is_late { Failure::Silent } else { Failure::Garbled(error.to_string()) }
+    if is_late { RequestFailure::Silent } else { RequestFailure::Garbled(error.to_string()) }
 }
 
 /// The status of an answer, and where its body begins; nothing while its head is not whole.
-fn head_of(bytes: &[u8]) -> Result<Option<(u16, usize)>, Failure> {
+fn head_of(bytes: &[u8]) -> Result<Option<(u16, usize)>, RequestFailure> {
     let mut headers = [httparse::EMPTY_HEADER; MOST_HEADERS];
     let mut head = httparse::Response::new(&mut headers);
     match head.parse(bytes) {
         Ok(httparse::Status::Complete(start)) => Ok(head.code.map(|code| (code, start))),
         Ok(httparse::Status::Partial) if bytes.len() < MOST_HEAD => Ok(None),
         Ok(httparse::Status::Partial) => {
-            Err(Failure::Garbled(format!("headers of more than {MOST_HEAD} bytes")))
+            Err(RequestFailure::Garbled(format!("headers of more than {MOST_HEAD} bytes")))
         }
-        Err(error) => Err(Failure::Garbled(error.to_string())),
+        Err(error) => Err(RequestFailure::Garbled(error.to_string())),
     }
 }
 
@@ -158,7 +162,7 @@ mod tests {
     const SHORT: Duration = Duration::from_millis(100);
 
     /// Sends a request to a listener that answers this, and says what it was sent.
-    fn ask(answer: &'static [u8], most: usize) -> (Result<Answer, Failure>, Vec<u8>) {
+    fn ask(answer: &'static [u8], most: usize) -> (Result<AgentReply, RequestFailure>, Vec<u8>) {
         let (_folder, path) = somewhere();
         let listener = UnixListener::bind(&path).unwrap();
         let agent = thread::spawn(move || {
@@ -173,7 +177,7 @@ mod tests {
             let _ = stream.write_all(answer);
             request
         });
-        let request = Request { method: "POST", path: "/x", body: b"[1]" };
+        let request = AgentRequest { method: "POST", path: "/x", body: b"[1]" };
         let answer = request.send(&path, LONG, |_status| most);
         (answer, agent.join().unwrap())
     }
@@ -187,29 +191,29 @@ mod tests {
     #[test]
     fn an_answer_is_its_status_and_what_is_wanted_of_its_body() {
         let (answer, request) = ask(b"HTTP/1.0 200 OK\r\nA: b\r\n\r\nwhole", usize::MAX >> 1);
-        assert_eq!(answer.unwrap(), Answer { status: 200, body: b"whole".to_vec() });
+        assert_eq!(answer.unwrap(), AgentReply { status: 200, body: b"whole".to_vec() });
         let request = String::from_utf8(request).unwrap();
         assert!(request.starts_with("POST /x HTTP/1.0\r\n"), "{request}");
         assert!(request.contains("\r\nContent-Length: 3\r\n"), "{request}");
         let (answer, _) = ask(b"HTTP/1.1 503 No\r\n\r\n", 1000);
-        assert_eq!(answer.unwrap(), Answer { status: 503, body: Vec::new() });
+        assert_eq!(answer.unwrap(), AgentReply { status: 503, body: Vec::new() });
     }
 
     #[test]
     fn what_is_no_answer_is_told_from_silence() {
         for garbled in [&b"SSH-2.0-OpenSSH_9\r\n\r\n"[..], b"HTTP/1.1 2", b""] {
             let (answer, _) = ask(garbled, 0);
-            assert!(matches!(answer, Err(Failure::Garbled(_))), "{answer:?}");
+            assert!(matches!(answer, Err(RequestFailure::Garbled(_))), "{answer:?}");
         }
         let (answer, _) = ask(b"HTTP/1.1 200 OK\r\nA: ".repeat(MOST_HEAD).leak(), 0);
-        assert!(matches!(answer, Err(Failure::Garbled(_))), "{answer:?}");
+        assert!(matches!(answer, Err(RequestFailure::Garbled(_))), "{answer:?}");
         let (_folder, path) = somewhere();
-        let request = Request { method: "GET", path: "/", body: &[] };
+        let request = AgentRequest { method: "GET", path: "/", body: &[] };
         let answer = request.send(&path, LONG, |_status| 0);
-        assert!(matches!(answer, Err(Failure::Unreachable(_))), "{answer:?}");
+        assert!(matches!(answer, Err(RequestFailure::Unreachable(_))), "{answer:?}");
         let _listener = UnixListener::bind(&path).unwrap();
         let answer = request.send(&path, SHORT, |_status| 0);
-        assert!(matches!(answer, Err(Failure::Silent)), "{answer:?}");
+        assert!(matches!(answer, Err(RequestFailure::Silent)), "{answer:?}");
     }
 
     /// An agent that is stopped while many pods start.
@@ -225,8 +229,8 @@ mod tests {
             .take_while(|caller| connect(caller.as_raw_fd(), &address) == Ok(()))
             .collect();
         assert!(!waiting.is_empty());
-        let request = Request { method: "GET", path: "/", body: &[] };
+        let request = AgentRequest { method: "GET", path: "/", body: &[] };
         let answer = request.send(&path, SHORT, |_status| 0);
-        assert!(matches!(answer, Err(Failure::Silent)), "{answer:?}");
+        assert!(matches!(answer, Err(RequestFailure::Silent)), "{answer:?}");
     }
 }

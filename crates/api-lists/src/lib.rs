@@ -1,7 +1,7 @@
 //! Lists of the Kubernetes API, read object by object: no list is ever in memory as a whole.
 //!
 //! In: the text of each page. Out: what is kept of its objects, and the token of the next page. A response that is not the list of the
-//! requested kind is an error, never an empty list: who follows a list gives up every object that it lacks. A list has [`Limits`], which all of
+//! requested kind is an error, never an empty list: who follows a list gives up every object that it lacks. A list has [`ListLimits`], which all of
 //! its pages share.
 
 mod page;
@@ -21,14 +21,14 @@ const MOST_KIND: usize = 100;
 
 /// How much a list may have, all pages together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Limits {
+pub struct ListLimits {
     /// How many objects.
     pub objects: usize,
     /// How many bytes, as JSON.
     pub bytes: u64,
 }
 
-impl Limits {
+impl ListLimits {
     /// For the pods of one node. A kubelet starts a few hundred at most.
     pub const OF_NODE: Self = Self { objects: 5000, bytes: 64 << 20 };
     /// For nodes, or what each node has one of. The largest clusters have 65,000.
@@ -93,7 +93,7 @@ pub enum ListError {
 #[derive(Debug)]
 pub struct Listing {
     kind: &'static str,
-    limits: Limits,
+    limits: ListLimits,
     pages: usize,
     budget: Budget,
 }
@@ -111,7 +111,7 @@ struct Budget {
 impl Listing {
     /// No page yet, of a list of this kind, such as `PodList`.
     #[must_use]
-    pub const fn new(kind: &'static str, limits: Limits) -> Self {
+    pub const fn new(kind: &'static str, limits: ListLimits) -> Self {
         let budget = Budget {
             objects: Cell::new(limits.objects),
             bytes: Cell::new(limits.bytes),
@@ -165,7 +165,7 @@ impl Listing {
 /// Text whose bytes are counted.
 struct Counted<'a, R> {
     text: R,
-    limits: Limits,
+    limits: ListLimits,
     budget: &'a Budget,
 }
 
@@ -199,7 +199,7 @@ mod tests {
     use serde_json::json;
 
     const KIND: &str = "PodList";
-    const SMALL: Limits = Limits { objects: 3, bytes: 1 << 20 };
+    const SMALL: ListLimits = ListLimits { objects: 3, bytes: 1 << 20 };
 
     fn names(pod: &Value) -> Option<String> {
         pod["metadata"]["name"].as_str().map(str::to_owned)
@@ -315,7 +315,7 @@ mod tests {
             "the PodList has more than 3 objects, the limit of a list; is this the API server?"
         );
 
-        let most = |limits: Limits, text: &str| {
+        let most = |limits: ListLimits, text: &str| {
             let mut listing = Listing::new(KIND, limits);
             for page in 0.. {
                 match listing.page(text.as_bytes(), &names) {
@@ -326,10 +326,10 @@ mod tests {
             }
             unreachable!("it ends")
         };
-        let large = Limits { objects: 1 << 30, bytes: 1 << 40 };
+        let large = ListLimits { objects: 1 << 30, bytes: 1 << 40 };
         assert_eq!(most(large, &page(0)), (MOST_PAGES, "1000 pages".to_owned()));
         let bytes = page(1).len() as u64;
-        let few = Limits { bytes: 3 * bytes + 1, ..large };
+        let few = ListLimits { bytes: 3 * bytes + 1, ..large };
         assert_eq!(most(few, &page(1)), (3, format!("{} bytes", few.bytes)));
         let long = page(0).replace('x', &"x".repeat(5 << 20));
         assert_eq!(most(large, &long), (0, "4194304 bytes in one object".to_owned()));

@@ -6,7 +6,7 @@ use serde::Deserialize;
 use serde::de::{DeserializeSeed, Deserializer, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Value};
 
-use super::{Budget, Keep, Limits, MOST_OBJECT};
+use super::{Budget, Keep, ListLimits, MOST_OBJECT};
 
 /// What a response had of a page.
 pub(super) struct ReadPage<T> {
@@ -20,7 +20,7 @@ pub(super) struct ReadPage<T> {
 /// Reads a list, one item after the other.
 pub(super) struct PageSeed<'a, K> {
     pub(super) keep: &'a K,
-    pub(super) limits: Limits,
+    pub(super) limits: ListLimits,
     pub(super) budget: &'a Budget,
 }
 

@@ -84,7 +84,7 @@ impl Client {
     ///
     /// # Errors
     /// Why none arrived.
-    pub async fn open(&self, request: Built, patience: Duration) -> Result<Answer, ApiError> {
+    pub async fn open(&self, request: Built, patience: Duration) -> Result<ApiResponse, ApiError> {
         let request = request.map_err(|error| ApiError::Impossible(error.to_string()))?;
         let deadline = Instant::now() + patience;
         let sent = tokio::time::timeout(patience, self.inner.send(request.map(Body::from))).await;
@@ -95,7 +95,7 @@ impl Client {
         };
         let (head, body) = response.into_parts();
         let kind = text_of(&head.headers, CONTENT_TYPE);
-        let answer = Answer { body, rest: Vec::new(), kind, server: self.server.clone() };
+        let answer = ApiResponse { body, rest: Vec::new(), kind, server: self.server.clone() };
         if head.status.is_success() {
             return Ok(answer);
         }
@@ -113,7 +113,7 @@ impl Client {
 
 /// An answer whose body has not been read yet.
 #[derive(Debug)]
-pub struct Answer {
+pub struct ApiResponse {
     body: Body,
     /// The beginning of a line that has not ended yet.
     rest: Vec<u8>,
@@ -121,7 +121,7 @@ pub struct Answer {
     server: Arc<str>,
 }
 
-impl Answer {
+impl ApiResponse {
     /// The next piece of the body; none at its end.
     ///
     /// # Errors
@@ -147,7 +147,7 @@ impl Answer {
     /// The next line that is JSON of a type, as watches send them; none at the end.
     ///
     /// # Errors
-    /// As [`Answer::piece`], or it is too long or something else.
+    /// As [`ApiResponse::piece`], or it is too long or something else.
     pub async fn line<T: DeserializeOwned>(&mut self, patience: Duration) -> Result<Option<T>, ApiError> {
         let garbled = |what: String, server: &str| ApiError::Garbled { server: server.to_owned(), what };
         let deadline = Instant::now() + patience;
@@ -183,7 +183,7 @@ impl Answer {
     /// All of the body.
     ///
     /// # Errors
-    /// As [`Answer::piece`], or it is too large.
+    /// As [`ApiResponse::piece`], or it is too large.
     pub async fn whole(mut self, most: usize, deadline: Instant) -> Result<Vec<u8>, ApiError> {
         let mut all = Vec::new();
         while let Some(piece) = self.piece(deadline.saturating_duration_since(Instant::now())).await? {

@@ -20,7 +20,7 @@ pub mod kubeconfig;
 pub use access::{Access, AccessError};
 pub use account::{Account, Trust, server_url};
 pub use backoff::{Backoff, random};
-pub use client::{Answer, Built, Client};
+pub use client::{ApiResponse, Built, Client};
 pub use failure::{ApiError, StatusMessage};
 
 /// Requests as values, and what some of them are answered with.

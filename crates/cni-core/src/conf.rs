@@ -2,12 +2,12 @@
 
 use crate::{
     enablement::Enablement,
-    fields::Reader,
+    fields::FieldReader,
     keys::{self, NotInForce},
     pod_name::PodName,
     sandboxed::{SandboxedPods, SandboxedRuntimes},
     selection::{Acceptance, Programming},
-    wire::{CniError, Code, Command, PrevResult, RawObject, Version},
+    wire::{CniCommand, CniError, Code, PrevResult, RawObject, Version},
 };
 use logging::Levels;
 use redirect_core::{
@@ -97,7 +97,7 @@ impl<'a> Envelope<'a> {
     ///
     /// # Errors
     /// The input is not a JSON object (code 6), or its version does not fit (code 1).
-    pub fn read(input: &'a [u8], command: Command) -> Result<Self, CniError> {
+    pub fn read(input: &'a [u8], command: CniCommand) -> Result<Self, CniError> {
         let undecodable = |why: String| CniError::new(Code::Decode, format!("standard input: {why}"));
         let text = std::str::from_utf8(input).map_err(|error| undecodable(error.to_string()))?;
         if text.trim().is_empty() {
@@ -105,7 +105,7 @@ impl<'a> Envelope<'a> {
         }
         let object: RawObject<'_> = serde_json::from_str(text)
             .map_err(|error| undecodable(format!("is not a JSON object: {error}")))?;
-        let mut reader = Reader::default();
+        let mut reader = FieldReader::default();
         let value = object.value("cniVersion");
         let text = reader.string("cniVersion", value.as_ref()).unwrap_or_default();
         let problems = reader.into_problems();
@@ -122,7 +122,7 @@ impl<'a> Envelope<'a> {
     /// # Errors
     /// Everything that is wrong with it, in one error (code 7).
     pub fn conf(&self) -> Result<Conf, CniError> {
-        let mut reader = Reader::default();
+        let mut reader = FieldReader::default();
         check_name(&self.object, &mut reader);
         let conf = self.read_keys(&mut reader);
         let problems = reader.into_problems();
@@ -130,7 +130,7 @@ impl<'a> Envelope<'a> {
     }
 
     /// Reads the keys; wrong ones are noted and count as not given.
-    fn read_keys(&self, reader: &mut Reader) -> Conf {
+    fn read_keys(&self, reader: &mut FieldReader) -> Conf {
         let older = self.object.value("kubernetes");
         let older = Older::read(reader.object("kubernetes", older.as_ref()), reader);
         let mut text = |key: &str| {
@@ -191,7 +191,7 @@ impl<'a> Envelope<'a> {
 }
 
 impl Envelope<'_> {
-    fn sandboxed(&self, reader: &mut Reader) -> SandboxedRuntimes {
+    fn sandboxed(&self, reader: &mut FieldReader) -> SandboxedRuntimes {
         let mut sandboxed = SandboxedRuntimes::default();
         if let Some(names) = self.object.value("sandboxed_runtimes").filter(|names| !names.is_null()) {
             sandboxed.names = reader.strings("sandboxed_runtimes", Some(&names));
@@ -212,7 +212,7 @@ impl Envelope<'_> {
         annotations.contains_key(OF_KUBELET).then(|| annotations.contains_key(PodFacts::STATUS_ANNOTATION))
     }
 
-    fn acceptance(&self, reader: &mut Reader) -> Acceptance {
+    fn acceptance(&self, reader: &mut FieldReader) -> Acceptance {
         let mut acceptance = Acceptance::default();
         let list = self.object.value("accepted_rules");
         let list = reader.string("accepted_rules", list.as_ref()).unwrap_or_default();
@@ -225,7 +225,7 @@ impl Envelope<'_> {
         acceptance
     }
 
-    fn enablement(&self, excluded: &[String], reader: &mut Reader) -> Enablement {
+    fn enablement(&self, excluded: &[String], reader: &mut FieldReader) -> Enablement {
         let usual = || Enablement::usual(excluded.iter().cloned());
         let value = self.object.value("enablement_selectors");
         if reader.list("enablement_selectors", value.as_ref()).is_empty() {
@@ -248,7 +248,7 @@ struct Older {
 }
 
 impl Older {
-    fn read(object: Option<&Map<String, Value>>, reader: &mut Reader) -> Self {
+    fn read(object: Option<&Map<String, Value>>, reader: &mut FieldReader) -> Self {
         let Some(object) = object else { return Self::default() };
         let mut text = |key: &str| {
             let text = reader.string(&format!("kubernetes.{key}"), object.get(key));
@@ -269,7 +269,7 @@ impl Older {
     }
 }
 
-fn check_name(object: &RawObject<'_>, reader: &mut Reader) {
+fn check_name(object: &RawObject<'_>, reader: &mut FieldReader) {
     let value = object.value("name");
     match reader.string("name", value.as_ref()) {
         Some(name) if !name.is_empty() && !crate::wire::is_plain_name(name) => reader
@@ -280,7 +280,7 @@ fn check_name(object: &RawObject<'_>, reader: &mut Reader) {
     }
 }
 
-fn absolute(path: &str, text: Option<String>, reader: &mut Reader) -> Option<PathBuf> {
+fn absolute(path: &str, text: Option<String>, reader: &mut FieldReader) -> Option<PathBuf> {
     let text = text?;
     if !text.starts_with('/') || text.contains('\0') {
         reader.problem(format!("{path}: {text:?} is not an absolute path"));
@@ -290,7 +290,7 @@ fn absolute(path: &str, text: Option<String>, reader: &mut Reader) -> Option<Pat
 }
 
 /// A level applies to the plugin's own lines; libraries stay silent, whatever the level.
-fn levels(path: &str, text: &str, reader: &mut Reader) -> Levels {
+fn levels(path: &str, text: &str, reader: &mut FieldReader) -> Levels {
     let text = if text.is_empty() { "info" } else { text };
     let level = match text.parse::<Levels>() {
         Ok(levels) => levels.of(logging::DEFAULT_SCOPE),
@@ -303,7 +303,7 @@ fn levels(path: &str, text: &str, reader: &mut Reader) -> Levels {
 }
 
 /// Seconds as a number, or a duration such as `25s`.
-fn add_timeout(value: Option<&Value>, reader: &mut Reader) -> Duration {
+fn add_timeout(value: Option<&Value>, reader: &mut FieldReader) -> Duration {
     let Some(value) = value else { return ADD_TIMEOUT };
     let timeout = match value {
         Value::String(text) => parse_duration(text).ok(),
@@ -343,7 +343,7 @@ mod tests {
     use logging::Level;
 
     fn conf(text: &str) -> Result<Conf, CniError> {
-        Envelope::read(text.as_bytes(), Command::Add)?.conf()
+        Envelope::read(text.as_bytes(), CniCommand::Add)?.conf()
     }
 
     #[test]

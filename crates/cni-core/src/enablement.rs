@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use crate::selector::{Condition, LabelSelector, Operator};
+use crate::selector::{LabelRequirement, LabelSelector, Operator};
 
 /// The label by which pods and namespaces ask for a data plane.
 pub const DATAPLANE_LABEL: &str = "istio.io/dataplane-mode";
@@ -63,7 +63,7 @@ impl Enablement {
             match_labels: [(DATAPLANE_LABEL.to_owned(), "ambient".to_owned())].into(),
             ..LabelSelector::default()
         };
-        let not_none = Condition {
+        let not_none = LabelRequirement {
             key: DATAPLANE_LABEL.to_owned(),
             operator: Operator::NotIn,
             values: ["none".to_owned()].into(),
@@ -93,7 +93,8 @@ impl Enablement {
         let selectors: Vec<PairedSelector> = Vec::deserialize(selectors)
             .map_err(|error| EnablementError(format!("not a list of selectors: {error}")))?;
         let all = selectors.iter().flat_map(|pair| [&pair.pod_selector, &pair.namespace_selector]);
-        let checked = all.flat_map(|selector| &selector.match_expressions).try_for_each(Condition::check);
+        let checked =
+            all.flat_map(|selector| &selector.match_expressions).try_for_each(LabelRequirement::check);
         checked.map_err(EnablementError)?;
         Ok(Self { selectors, excluded: excluded.into_iter().collect() })
     }

@@ -6,11 +6,11 @@ use serde_json::{Map, Value};
 ///
 /// Values of the wrong type are not shown: they may be anything, even secrets.
 #[derive(Debug, Default)]
-pub struct Reader {
+pub struct FieldReader {
     problems: Vec<String>,
 }
 
-impl Reader {
+impl FieldReader {
     /// Notes a problem; the text begins with the field.
     pub fn problem(&mut self, problem: String) {
         self.problems.push(problem);

@@ -114,7 +114,7 @@ mod tests {
     use super::*;
     use crate::{
         conf::{Conf, Envelope},
-        wire::{CniError, Command},
+        wire::{CniCommand, CniError},
     };
     use serde_json::{Map, json};
 
@@ -129,7 +129,7 @@ mod tests {
                 None => drop(object.insert((*path).to_owned(), value.clone())),
             }
         }
-        Envelope::read(Value::from(object).to_string().as_bytes(), Command::Add)?.conf()
+        Envelope::read(Value::from(object).to_string().as_bytes(), CniCommand::Add)?.conf()
     }
 
     fn value(row: &SettingSpec) -> Value {

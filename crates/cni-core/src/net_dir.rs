@@ -65,7 +65,7 @@ pub struct Caller<'d> {
 
 /// Whether every pod of the node gets the plugin.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Verdict<'d> {
+pub struct PluginCoverage<'d> {
     /// What runs it, if anything does.
     pub caller: Option<Caller<'d>>,
     /// Why nothing does; beside a caller, what the files leave open.
@@ -263,7 +263,7 @@ impl Directory {
 
     /// Whether every pod of the node gets the plugin.
     #[must_use]
-    pub fn verdict(&self) -> Verdict<'_> {
+    pub fn verdict(&self) -> PluginCoverage<'_> {
         let mut open = None;
         for (name, read) in self.read() {
             let file = name.to_owned();
@@ -284,37 +284,42 @@ impl Directory {
                         (Some(_), Some(uncalled)) if !uncalled.is_open() => Some(uncalled),
                         (open, uncalled) => open.or(uncalled),
                     };
-                    return Verdict { uncalled, ..verdict };
+                    return PluginCoverage { uncalled, ..verdict };
                 }
             }
         }
         match open {
-            Some(Uncalled::Unreadable { file, reason }) => Verdict::no(Uncalled::Unreadable { file, reason }),
-            _ => Verdict::no(Uncalled::NoNetwork { unloadable: self.unusable() }),
+            Some(Uncalled::Unreadable { file, reason }) => {
+                PluginCoverage::no(Uncalled::Unreadable { file, reason })
+            }
+            _ => PluginCoverage::no(Uncalled::NoNetwork { unloadable: self.unusable() }),
         }
     }
 
     /// The verdict about a file that the runtime uses.
-    fn of_first<'d>(&'d self, name: &'d str, network: Network) -> Verdict<'d> {
+    fn of_first<'d>(&'d self, name: &'d str, network: Network) -> PluginCoverage<'d> {
         let file = name.to_owned();
         if network.is_loopback() {
-            return Verdict::no(Uncalled::Loopback(file));
+            return PluginCoverage::no(Uncalled::Loopback(file));
         }
         if network.has_ours() {
             let uncalled = network.is_only_ours().then_some(Uncalled::Standalone(file));
-            return Verdict { caller: Some(Caller { file: name, network, is_inlined: false }), uncalled };
+            return PluginCoverage {
+                caller: Some(Caller { file: name, network, is_inlined: false }),
+                uncalled,
+            };
         }
         match network.plugins.iter().find(|plugin| multus::is(plugin)) {
             Some(plugin) => self.of_multus(name, plugin),
             None => {
                 let plugins = network.types().map(str::to_owned).collect();
-                Verdict::no(Uncalled::Without { file, plugins })
+                PluginCoverage::no(Uncalled::Without { file, plugins })
             }
         }
     }
 }
 
-impl<'d> Verdict<'d> {
+impl<'d> PluginCoverage<'d> {
     const fn no(uncalled: Uncalled) -> Self {
         Self { caller: None, uncalled: Some(uncalled) }
     }

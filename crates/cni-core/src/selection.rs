@@ -81,7 +81,7 @@ pub fn base_settings(strict_capture: bool, env: impl FnMut(&'static str) -> Opti
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{conf::Envelope, pod_name::PodName, wire::Command};
+    use crate::{conf::Envelope, pod_name::PodName, wire::CniCommand};
     use redirect_core::{
         pod::{Decision, PodFacts, SkipReason},
         settings::NamespaceFacts,
@@ -92,7 +92,7 @@ mod tests {
         let text =
             br#"{"cniVersion":"1.0.0","name":"n","type":"istio-cni","exclude_namespaces":["kube-system"],
             "pod_namespace":"istio-system","native_nftables":true,"nft_sets":true}"#;
-        let conf = Envelope::read(text, Command::Add).unwrap().conf().unwrap();
+        let conf = Envelope::read(text, CniCommand::Add).unwrap().conf().unwrap();
         let skips = |namespace: &str, name: &str| {
             conf.skips(&PodName { namespace: namespace.into(), name: name.into() })
         };

@@ -14,13 +14,13 @@ pub struct LabelSelector {
     #[serde(default)]
     pub(crate) match_labels: BTreeMap<String, String>,
     #[serde(default)]
-    pub(crate) match_expressions: Vec<Condition>,
+    pub(crate) match_expressions: Vec<LabelRequirement>,
 }
 
 /// A condition on a label.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct Condition {
+pub(crate) struct LabelRequirement {
     pub(crate) key: String,
     pub(crate) operator: Operator,
     #[serde(default)]
@@ -114,7 +114,7 @@ impl LabelSelector {
     }
 }
 
-impl Condition {
+impl LabelRequirement {
     pub(crate) fn check(&self) -> Result<(), String> {
         let problem = match (self.operator, self.values.is_empty()) {
             (Operator::In | Operator::NotIn, true) => "In and NotIn need values",
@@ -198,9 +198,9 @@ pub fn split(text: &str) -> Vec<&str> {
     parts
 }
 
-fn label_condition(part: &str) -> Option<Condition> {
+fn label_condition(part: &str) -> Option<LabelRequirement> {
     let condition = |key: &str, operator: Operator, values: &[&str]| {
-        (is_key(key) && values.iter().all(|value| is_value(value))).then(|| Condition {
+        (is_key(key) && values.iter().all(|value| is_value(value))).then(|| LabelRequirement {
             key: key.to_owned(),
             operator,
             values: values.iter().map(|value| (*value).to_owned()).collect(),

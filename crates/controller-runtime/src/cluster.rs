@@ -27,7 +27,7 @@ const LONGEST_MESSAGE: usize = 1000;
 
 /// Who a controller is in the cluster. Empty texts are unknown.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Identity {
+pub struct ControllerIdentity {
     /// Its namespace.
     pub namespace: String,
     /// Its pod.
@@ -42,14 +42,14 @@ pub struct Identity {
 #[derive(Debug)]
 pub struct ApiHandle {
     account: Account,
-    identity: Identity,
+    identity: ControllerIdentity,
     problem: Mutex<Option<String>>,
 }
 
 impl ApiHandle {
     /// Sends and reads nothing yet.
     #[must_use]
-    pub const fn new(account: Account, identity: Identity) -> Self {
+    pub const fn new(account: Account, identity: ControllerIdentity) -> Self {
         Self { account, identity, problem: Mutex::new(None) }
     }
 
@@ -125,7 +125,7 @@ pub struct EventMessage {
 #[derive(Debug, Clone)]
 pub struct Cluster {
     client: Client,
-    identity: Identity,
+    identity: ControllerIdentity,
 }
 
 impl Cluster {
@@ -137,7 +137,7 @@ impl Cluster {
 
     /// The identity of this controller.
     #[must_use]
-    pub const fn identity(&self) -> &Identity {
+    pub const fn identity(&self) -> &ControllerIdentity {
         &self.identity
     }
 

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 /// What a taint does to pods that do not tolerate it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Effect {
+pub enum TaintEffect {
     /// None is scheduled.
     NoSchedule,
     /// None is scheduled if another node fits.
@@ -19,7 +19,7 @@ pub enum Effect {
     NoExecute,
 }
 
-impl Effect {
+impl TaintEffect {
     /// As the API server spells it.
     #[must_use]
     pub const fn word(self) -> &'static str {
@@ -63,7 +63,7 @@ pub struct Taint {
     /// Its value; may be empty.
     pub value: String,
     /// What it does.
-    pub effect: Effect,
+    pub effect: TaintEffect,
 }
 
 impl fmt::Display for Taint {
@@ -119,13 +119,13 @@ struct Spec {
 
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 struct Status {
-    conditions: Option<Vec<Condition>>,
+    conditions: Option<Vec<NodeCondition>>,
 }
 
 /// A node's condition.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Condition {
+pub struct NodeCondition {
     /// What it is about.
     pub r#type: String,
     /// True, False or Unknown.
@@ -195,7 +195,7 @@ impl Node {
 
     /// Its condition of this type.
     #[must_use]
-    pub fn condition(&self, of_type: &str) -> Option<&Condition> {
+    pub fn condition(&self, of_type: &str) -> Option<&NodeCondition> {
         self.status.conditions.iter().flatten().find(|condition| condition.r#type == of_type)
     }
 
@@ -278,7 +278,7 @@ impl Node {
     /// The strategic merge patch of the status that sets this condition and keeps the others; none if it is set already.
     /// `now` is a time as the API server writes it.
     #[must_use]
-    pub fn condition_patch(&self, wanted: &Condition, now: &str) -> Option<Value> {
+    pub fn condition_patch(&self, wanted: &NodeCondition, now: &str) -> Option<Value> {
         let old = self.condition(&wanted.r#type);
         if old.is_some_and(|old| {
             (&old.status, &old.reason, &old.message) == (&wanted.status, &wanted.reason, &wanted.message)
@@ -304,7 +304,7 @@ mod tests {
     const KEY: &str = "cni.istio.io/not-ready";
 
     fn ours() -> Taint {
-        Taint { key: KEY.into(), value: String::new(), effect: Effect::NoSchedule }
+        Taint { key: KEY.into(), value: String::new(), effect: TaintEffect::NoSchedule }
     }
 
     fn node(taints: &[Value]) -> Node {
@@ -400,7 +400,7 @@ mod tests {
 
     #[test]
     fn a_condition_keeps_its_transition_while_its_status_stays() {
-        let condition = |status: &str, message: &str| Condition {
+        let condition = |status: &str, message: &str| NodeCondition {
             r#type: "cni.istio.io/Ready".into(),
             status: status.into(),
             reason: "Verified".into(),

@@ -58,12 +58,12 @@ fn write(level: Level, text: &str, keys: &[(&str, &str)]) {
 
 /// The pauses between attempts that go on for ever, with the log of their outages.
 #[derive(Debug)]
-pub struct Retry {
+pub struct OutageRetry {
     pauses: Backoff,
     log: OutageLog,
 }
 
-impl Retry {
+impl OutageRetry {
     /// With the lines of [`OutageLog::new`].
     pub fn new(cannot: impl Into<String>, again: impl Into<String>) -> Self {
         Self { pauses: Backoff::new(FIRST_RETRY, LONGEST_RETRY), log: OutageLog::new(cannot, again) }

@@ -5,7 +5,7 @@ use std::ffi::OsString;
 use redirect_core::settings::{Key, NameLookup, NamespaceFacts, Part, RawSettings, Setting, Source};
 use redirect_core::values::parse_bool;
 use redirect_core::{AmbientRedirect, Redirect};
-use settings_cli::{CommandLine, Input, Line, Pages, Program, RunOptions, setting_row};
+use settings_cli::{CommandLine, LineRequest, Pages, Program, ProgramInput, RunOptions, setting_row};
 use settings_table::{SettingSpec, Status};
 
 /// The settings that are not in force where a plan is only shown.
@@ -76,7 +76,7 @@ pub fn looks_typed(text: &str) -> bool {
 ///
 /// # Errors
 /// It asks for something else than rules.
-pub fn input(typed: CommandInput) -> Result<Input, String> {
+pub fn input(typed: CommandInput) -> Result<ProgramInput, String> {
     let program = Program {
         name: "redirectctl plan",
         about: "",
@@ -85,7 +85,7 @@ pub fn input(typed: CommandInput) -> Result<Input, String> {
         statuses: STATUSES,
     };
     let line = CommandLine { rows: rows().collect(), ..program.command_line() };
-    let Line::Work(words) = line.read(typed.words.into_iter().map(OsString::from))? else {
+    let LineRequest::Work(words) = line.read(typed.words.into_iter().map(OsString::from))? else {
         return Err("asks for help, not for rules".to_owned());
     };
     let variables = typed.variables.into_iter().map(|(name, value)| (name.into(), value.into()));

@@ -14,7 +14,7 @@ pub use stream::each_of_json;
 
 /// A pod, as far as its plan depends on it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Pod {
+pub struct PodManifest {
     /// Its name.
     pub name: PodName,
     /// What the decision depends on.
@@ -25,7 +25,7 @@ pub struct Pod {
     pub host_network: bool,
 }
 
-impl Pod {
+impl PodManifest {
     /// Reads a pod.
     ///
     /// # Errors
@@ -96,15 +96,17 @@ mod tests {
     use serde_json::json;
 
     /// The pods of a text, whether JSON is read at once or object by object.
-    fn pods(text: &str) -> Vec<Pod> {
-        let at_once: Vec<Pod> = objects(text)
+    fn pods(text: &str) -> Vec<PodManifest> {
+        let at_once: Vec<PodManifest> = objects(text)
             .expect("objects")
             .iter()
-            .map(|object| Pod::from_json(object).expect("a pod"))
+            .map(|object| PodManifest::from_json(object).expect("a pod"))
             .collect();
         let mut one_by_one = Vec::new();
-        if each_of_json(text.as_bytes(), |object| one_by_one.push(Pod::from_json(&object).expect("a pod")))
-            .is_ok()
+        if each_of_json(text.as_bytes(), |object| {
+            one_by_one.push(PodManifest::from_json(&object).expect("a pod"));
+        })
+        .is_ok()
         {
             assert_eq!(one_by_one, at_once);
         }
@@ -156,8 +158,8 @@ mod tests {
     fn what_has_no_pod_is_refused_with_what_is_taken() {
         for kind in ["Service", "Deployment"] {
             let object = json!({"kind": kind, "metadata": {"name": "a"}, "spec": {"template": {"spec": {}}}});
-            let errors =
-                Pod::from_json(&objects(&object.to_string()).expect("objects")[0]).expect_err("no pod");
+            let errors = PodManifest::from_json(&objects(&object.to_string()).expect("objects")[0])
+                .expect_err("no pod");
             let told = faults(&object, &errors);
             assert_eq!(
                 told,

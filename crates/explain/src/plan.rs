@@ -6,12 +6,12 @@ use serde::Deserialize;
 
 use crate::picture;
 use crate::printable::Printable;
-use crate::text_writer::{Layout, TextWriter};
+use crate::text_writer::{TextLayout, TextWriter};
 
 /// The language of a plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Format {
+pub enum PlanLanguage {
     /// For people: each rule with its purpose and who asked for it.
     Text,
     /// Input for iptables-restore.
@@ -24,7 +24,7 @@ pub enum Format {
     Svg,
 }
 
-impl Format {
+impl PlanLanguage {
     /// All of them, by their words.
     pub const WORDS: &'static [&'static str] = &["text", "restore", "nft", "json", "svg"];
 
@@ -37,22 +37,22 @@ impl Format {
 
 /// A plan in a language.
 #[must_use]
-pub fn written(plan: &RulePlan, format: Format, native: NativeForm, layout: Layout) -> Printable {
+pub fn written(plan: &RulePlan, format: PlanLanguage, native: NativeForm, layout: TextLayout) -> Printable {
     Printable::lines(&match format {
-        Format::Text => return plan_text(plan, layout),
-        Format::Restore => plan.program_text(None),
-        Format::Nft => plan.program_text(Some(native)),
-        Format::Json => {
+        PlanLanguage::Text => return plan_text(plan, layout),
+        PlanLanguage::Restore => plan.program_text(None),
+        PlanLanguage::Nft => plan.program_text(Some(native)),
+        PlanLanguage::Json => {
             // Strings and numbers only: nothing in it can fail.
             let mut text = serde_json::to_string_pretty(plan).unwrap_or_default();
             text.push('\n');
             text
         }
-        Format::Svg => picture::of_plan(plan),
+        PlanLanguage::Svg => picture::of_plan(plan),
     })
 }
 
-fn plan_text(plan: &RulePlan, layout: Layout) -> Printable {
+fn plan_text(plan: &RulePlan, layout: TextLayout) -> Printable {
     let mut paper = TextWriter::new(layout);
     for Section { title, lines, .. } in plan.sections() {
         paper.heading(&title);

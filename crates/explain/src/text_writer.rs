@@ -79,14 +79,14 @@ impl ColorChoice {
 
 /// How text is laid out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Layout {
+pub struct TextLayout {
     /// How many characters a line has at most; only a word that is longer makes a longer line.
     pub width: usize,
     /// Whether to use colours.
     pub colour: bool,
 }
 
-impl Layout {
+impl TextLayout {
     /// That of an output: as wide as the terminal, if it is one.
     #[must_use]
     pub fn new(
@@ -107,7 +107,7 @@ impl Layout {
     }
 }
 
-impl Default for Layout {
+impl Default for TextLayout {
     fn default() -> Self {
         Self { width: USUAL_WIDTH, colour: false }
     }
@@ -116,14 +116,14 @@ impl Default for Layout {
 /// A text that grows line by line.
 #[derive(Debug)]
 pub struct TextWriter {
-    layout: Layout,
+    layout: TextLayout,
     text: String,
 }
 
 impl TextWriter {
     /// An empty one.
     #[must_use]
-    pub const fn new(layout: Layout) -> Self {
+    pub const fn new(layout: TextLayout) -> Self {
         Self { layout, text: String::new() }
     }
 
@@ -266,7 +266,7 @@ mod tests {
     use super::*;
 
     fn paper(width: usize, colour: bool) -> TextWriter {
-        TextWriter::new(Layout { width, colour })
+        TextWriter::new(TextLayout { width, colour })
     }
 
     #[test]
@@ -312,22 +312,25 @@ mod tests {
         let env = |pairs: &'static [(&str, &str)]| {
             move |name: &str| pairs.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned())
         };
-        assert!(Layout::new(true, Some(100), ColorChoice::Auto, env(&[])).colour);
+        assert!(TextLayout::new(true, Some(100), ColorChoice::Auto, env(&[])).colour);
         assert!(
-            Layout::new(true, None, ColorChoice::Auto, env(&[("NO_COLOR", "")])).colour,
+            TextLayout::new(true, None, ColorChoice::Auto, env(&[("NO_COLOR", "")])).colour,
             "empty counts as unset"
         );
-        assert!(!Layout::new(true, None, ColorChoice::Auto, env(&[("NO_COLOR", "1")])).colour);
-        assert!(!Layout::new(true, None, ColorChoice::Auto, env(&[("TERM", "dumb")])).colour);
+        assert!(!TextLayout::new(true, None, ColorChoice::Auto, env(&[("NO_COLOR", "1")])).colour);
+        assert!(!TextLayout::new(true, None, ColorChoice::Auto, env(&[("TERM", "dumb")])).colour);
         assert_eq!(
-            Layout::new(false, Some(200), ColorChoice::Auto, env(&[])),
-            Layout { width: 80, colour: false }
+            TextLayout::new(false, Some(200), ColorChoice::Auto, env(&[])),
+            TextLayout { width: 80, colour: false }
         );
-        assert_eq!(Layout::new(true, Some(7), ColorChoice::Auto, env(&[])).width, NARROWEST);
-        assert_eq!(Layout::new(true, Some(500), ColorChoice::Auto, env(&[])).width, WIDEST);
+        assert_eq!(TextLayout::new(true, Some(7), ColorChoice::Auto, env(&[])).width, NARROWEST);
+        assert_eq!(TextLayout::new(true, Some(500), ColorChoice::Auto, env(&[])).width, WIDEST);
         let no = env(&[("NO_COLOR", "1"), ("TERM", "dumb")]);
-        assert!(Layout::new(false, None, ColorChoice::Always, no).colour, "who asks for colours gets them");
-        assert!(!Layout::new(true, None, ColorChoice::Never, env(&[])).colour);
+        assert!(
+            TextLayout::new(false, None, ColorChoice::Always, no).colour,
+            "who asks for colours gets them"
+        );
+        assert!(!TextLayout::new(true, None, ColorChoice::Never, env(&[])).colour);
         assert!(ColorChoice::WORDS.iter().all(|word| ColorChoice::named(word).is_some()));
     }
 

@@ -2,14 +2,14 @@
 
 use std::collections::BTreeMap;
 
-use packet_trace::{Detail, Difference, Trace, TraceRules};
+use packet_trace::{Detail, Trace, TraceRules, TrafficDifference};
 use redirect_core::options::BackendChoice;
 use redirect_core::{Family, RulePlan};
 use serde_json::{Value, json};
 
 use crate::VERSION;
 use crate::printable::Printable;
-use crate::text_writer::{Layout, TextStyle, TextWriter};
+use crate::text_writer::{TextLayout, TextStyle, TextWriter};
 
 /// A trace for people. What others call their rules is made harmless.
 #[must_use]
@@ -42,25 +42,25 @@ pub fn not_examined(unexamined: &[String]) -> Printable {
 
 /// What two plans differ in.
 #[derive(Debug)]
-pub struct Compared {
+pub struct PlanComparison {
     /// TraceRules that only the first has, then those that only the second has, with their families.
     pub rules: [Vec<(Family, String)>; 2],
     /// Traffic that they treat differently.
-    pub traffic: Vec<Difference>,
+    pub traffic: Vec<TrafficDifference>,
 }
 
-impl Compared {
+impl PlanComparison {
     /// Compares two plans.
     #[must_use]
     pub fn of(before: &Programmed, after: &Programmed) -> Self {
         let [gone, new] = [only_in(&before.plan, &after.plan), only_in(&after.plan, &before.plan)];
-        let differ = |family| Difference::between(&before.rules(family), &after.rules(family));
+        let differ = |family| TrafficDifference::between(&before.rules(family), &after.rules(family));
         Self { rules: [gone, new], traffic: Family::BOTH.into_iter().flat_map(differ).collect() }
     }
 
     /// For people.
     #[must_use]
-    pub fn text(&self, layout: Layout) -> Printable {
+    pub fn text(&self, layout: TextLayout) -> Printable {
         let mut paper = TextWriter::new(layout);
         let [gone, new] = &self.rules;
         if gone.is_empty() && new.is_empty() {

@@ -6,7 +6,7 @@ use std::{fmt::Write as _, time::SystemTime};
 
 /// How a line looks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Format {
+pub enum LineFormat {
     /// Time, level, scope, message and labels, separated by tabs.
     Console,
     /// One JSON object.
@@ -15,7 +15,7 @@ pub enum Format {
 
 /// One thing that was logged.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Entry {
+pub struct LogEntry {
     /// When.
     pub time: SystemTime,
     /// How grave.
@@ -33,7 +33,7 @@ pub struct Entry {
 /// The keys of a JSON line that are not labels.
 const RESERVED: [&str; 6] = ["time", "level", "scope", "caller", "msg", "stack"];
 
-impl Entry {
+impl LogEntry {
     /// What a record of the facade says, now.
     pub(crate) fn of(record: &log::Record<'_>, caller: bool) -> Self {
         let mut labels = Labels(Vec::new());
@@ -72,10 +72,10 @@ impl Entry {
 
     /// One line in a form.
     #[must_use]
-    pub fn line(&self, format: Format) -> String {
+    pub fn line(&self, format: LineFormat) -> String {
         match format {
-            Format::Console => self.console(),
-            Format::Json => self.json(),
+            LineFormat::Console => self.console(),
+            LineFormat::Json => self.json(),
         }
     }
 
@@ -205,8 +205,8 @@ mod tests {
     use serde_json::json;
     use std::time::{Duration, UNIX_EPOCH};
 
-    fn entry(message: &str, labels: &[(&str, Value)]) -> Entry {
-        Entry {
+    fn entry(message: &str, labels: &[(&str, Value)]) -> LogEntry {
+        LogEntry {
             time: UNIX_EPOCH + Duration::from_micros(1_780_000_000_000_001),
             level: Level::Warn,
             scope: Some("cni-plugin".into()),
@@ -232,9 +232,9 @@ mod tests {
     #[test]
     fn a_json_line_reads_back() {
         let entry = entry("a\nb", &[("pod", json!("a/b"))]);
-        assert_eq!(Entry::from_json(&entry.json()), Some(entry));
+        assert_eq!(LogEntry::from_json(&entry.json()), Some(entry));
         for bad in ["", "[]", "{}", r#"{"level":"x","time":"2026-05-28T20:26:40Z","msg":""}"#] {
-            assert_eq!(Entry::from_json(bad), None, "{bad}");
+            assert_eq!(LogEntry::from_json(bad), None, "{bad}");
         }
     }
 

@@ -1,6 +1,6 @@
 //! What the command-line flags of logging say.
 
-use crate::{Config, Format, LevelError, Target};
+use crate::{Config, LevelError, LineFormat, LogTarget};
 
 /// A flag whose value is wrong.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -38,17 +38,17 @@ impl Config {
         let wanted = levels("log_output_level");
         let _ = levels("log_stacktrace_level");
         let format = match given("log_as_json").as_str() {
-            "true" => Format::Json,
-            "" | "false" => Format::Console,
+            "true" => LineFormat::Json,
+            "" | "false" => LineFormat::Console,
             value => {
                 errors.push(ConfigError::Bool { flag: "log_as_json", value: value.to_owned() });
-                Format::Console
+                LineFormat::Console
             }
         };
         let target = get("log_target").unwrap_or_else(|| "stderr".to_owned());
         let targets = target.split(',').map(str::trim).filter(|target| !target.is_empty());
         let caller = !matches!(given("log_caller").as_str(), "" | "none");
-        let config = Self { levels: wanted, format, targets: targets.map(Target::from).collect(), caller };
+        let config = Self { levels: wanted, format, targets: targets.map(LogTarget::from).collect(), caller };
         if errors.is_empty() { Ok(config) } else { Err(errors) }
     }
 }
@@ -66,8 +66,8 @@ mod tests {
     #[test]
     fn targets_are_a_list() {
         let config = config(&[("log_target", "stdout, /var/log/x.log"), ("log_as_json", "true")]).unwrap();
-        assert_eq!(config.targets, [Target::Stdout, Target::File("/var/log/x.log".into())]);
-        assert_eq!(config.format, Format::Json);
+        assert_eq!(config.targets, [LogTarget::Stdout, LogTarget::File("/var/log/x.log".into())]);
+        assert_eq!(config.format, LineFormat::Json);
     }
 
     #[test]

@@ -25,12 +25,12 @@ mod socket;
 
 use std::sync::{Arc, PoisonError, RwLock};
 
-pub use entry::{Entry, Format, escaped};
+pub use entry::{LineFormat, LogEntry, escaped};
 pub use flags::ConfigError;
 pub use level::{Level, LevelError, Levels};
 #[cfg(unix)]
 pub use rolling::RollingFile;
-pub use sink::{Sink, Target};
+pub use sink::{LogTarget, Sink};
 #[cfg(unix)]
 pub use socket::{AgentSocket, SOCKET_NAME};
 
@@ -43,9 +43,9 @@ pub struct Config {
     /// Which levels are logged, by scope.
     pub levels: Levels,
     /// How lines look on `targets`.
-    pub format: Format,
+    pub format: LineFormat,
     /// Where lines go. None is possible.
-    pub targets: Vec<Target>,
+    pub targets: Vec<LogTarget>,
     /// Whether lines name the place in the source they come from.
     pub caller: bool,
 }
@@ -55,8 +55,8 @@ impl Default for Config {
     fn default() -> Self {
         Self {
             levels: Levels::default(),
-            format: Format::Console,
-            targets: vec![Target::Stderr],
+            format: LineFormat::Console,
+            targets: vec![LogTarget::Stderr],
             caller: false,
         }
     }
@@ -82,14 +82,14 @@ pub enum InitError {
 ///
 /// # Errors
 /// When a log file cannot be opened, or on a second call.
-pub fn init(config: Config) -> Result<Handle, InitError> {
+pub fn init(config: Config) -> Result<LogHandle, InitError> {
     let sinks = config
         .targets
         .iter()
         .map(|target| sink::open(target, config.format))
         .collect::<Result<Vec<Box<dyn Sink>>, _>>()?;
     let max = config.levels.max_filter();
-    let handle = Handle(Arc::new(Shared {
+    let handle = LogHandle(Arc::new(Shared {
         levels: RwLock::new(config.levels),
         sinks: RwLock::new(sinks),
         caller: config.caller,
@@ -111,7 +111,7 @@ fn outlive_full_files() {
 
 /// Changes logging at run time. Clones share the same state.
 #[derive(Clone)]
-pub struct Handle(Arc<Shared>);
+pub struct LogHandle(Arc<Shared>);
 
 struct Shared {
     levels: RwLock<Levels>,
@@ -119,13 +119,13 @@ struct Shared {
     caller: bool,
 }
 
-impl std::fmt::Debug for Handle {
+impl std::fmt::Debug for LogHandle {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Handle").field("levels", &self.levels()).finish_non_exhaustive()
     }
 }
 
-impl Handle {
+impl LogHandle {
     /// The levels that hold.
     #[must_use]
     pub fn levels(&self) -> Levels {
@@ -145,7 +145,7 @@ impl Handle {
 
     /// Logs an entry that was made elsewhere, such as one received from another process, with its own time. The
     /// levels of its scope hold.
-    pub fn emit(&self, entry: &Entry) {
+    pub fn emit(&self, entry: &LogEntry) {
         let scope = entry.scope.as_deref().unwrap_or(DEFAULT_SCOPE);
         if self.0.levels.read().unwrap_or_else(PoisonError::into_inner).allow(scope, entry.level) {
             self.write(entry);
@@ -159,14 +159,14 @@ impl Handle {
         }
     }
 
-    fn write(&self, entry: &Entry) {
+    fn write(&self, entry: &LogEntry) {
         for sink in self.0.sinks.read().unwrap_or_else(PoisonError::into_inner).iter() {
             sink.write(entry);
         }
     }
 }
 
-struct Logger(Handle);
+struct Logger(LogHandle);
 
 impl log::Log for Logger {
     fn enabled(&self, metadata: &log::Metadata<'_>) -> bool {
@@ -176,7 +176,7 @@ impl log::Log for Logger {
 
     fn log(&self, record: &log::Record<'_>) {
         if self.enabled(record.metadata()) {
-            self.0.write(&Entry::of(record, self.0.0.caller));
+            self.0.write(&LogEntry::of(record, self.0.0.caller));
         }
     }
 
@@ -193,7 +193,7 @@ mod tests {
     struct Kept(Arc<Mutex<Vec<String>>>);
 
     impl Sink for Kept {
-        fn write(&self, entry: &Entry) {
+        fn write(&self, entry: &LogEntry) {
             self.0.lock().unwrap().push(entry.console());
         }
     }
@@ -212,10 +212,10 @@ mod tests {
         log::debug!(target: "cni-agent", "now");
         handle.set_levels("none".parse().unwrap());
         log::error!(target: DEFAULT_SCOPE, "never");
-        let other = Entry::from_json(
+        let other = LogEntry::from_json(
             r#"{"level":"warn","time":"2026-11-21T07:26:50.000001Z","msg":"from afar","pod":"a/b"}"#,
         );
-        handle.emit(&Entry { scope: Some("cni-plugin".into()), ..other.unwrap() });
+        handle.emit(&LogEntry { scope: Some("cni-plugin".into()), ..other.unwrap() });
 
         let lines = kept.lock().unwrap();
         let without_time: Vec<&str> = lines.iter().map(|line| line.split_once('\t').unwrap().1).collect();

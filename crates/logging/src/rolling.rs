@@ -1,6 +1,6 @@
 //! A log file of limited size that several processes may write to.
 
-use crate::{Entry, Level, Sink};
+use crate::{Level, LogEntry, Sink};
 use std::{
     fs::{self, File},
     io::{self, Write},
@@ -49,7 +49,7 @@ impl RollingFile {
 }
 
 impl Sink for RollingFile {
-    fn write(&self, entry: &Entry) {
+    fn write(&self, entry: &LogEntry) {
         if entry.level > self.least {
             return;
         }
@@ -92,9 +92,9 @@ fn remove_if_old(backup: &Path) {
 mod tests {
     use super::*;
 
-    fn entry(level: Level, message: &str) -> Entry {
+    fn entry(level: Level, message: &str) -> LogEntry {
         let message = message.to_owned();
-        Entry { time: SystemTime::now(), level, scope: None, caller: None, message, labels: Vec::new() }
+        LogEntry { time: SystemTime::now(), level, scope: None, caller: None, message, labels: Vec::new() }
     }
 
     fn rolling(path: &Path, limit: u64) -> RollingFile {

@@ -1,6 +1,6 @@
 //! Where lines go.
 
-use crate::{Entry, Format, InitError};
+use crate::{InitError, LineFormat, LogEntry};
 use std::{
     fs::File,
     io::{self, Write},
@@ -11,7 +11,7 @@ use std::{
 /// A place lines go to. What cannot be logged is lost: logging never fails the program.
 pub trait Sink: Send + Sync {
     /// Takes one entry.
-    fn write(&self, entry: &Entry);
+    fn write(&self, entry: &LogEntry);
 
     /// Sends what was held back to where it belongs.
     fn flush(&self) {}
@@ -19,7 +19,7 @@ pub trait Sink: Send + Sync {
 
 /// A place named by the user.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Target {
+pub enum LogTarget {
     /// Standard error.
     Stderr,
     /// Standard output.
@@ -28,7 +28,7 @@ pub enum Target {
     File(PathBuf),
 }
 
-impl From<&str> for Target {
+impl From<&str> for LogTarget {
     fn from(text: &str) -> Self {
         match text {
             "stderr" => Self::Stderr,
@@ -38,11 +38,11 @@ impl From<&str> for Target {
     }
 }
 
-pub(crate) fn open(target: &Target, format: Format) -> Result<Box<dyn Sink>, InitError> {
+pub(crate) fn open(target: &LogTarget, format: LineFormat) -> Result<Box<dyn Sink>, InitError> {
     let writer: Box<dyn Write + Send> = match target {
-        Target::Stderr => Box::new(io::stderr()),
-        Target::Stdout => Box::new(io::stdout()),
-        Target::File(path) => Box::new(
+        LogTarget::Stderr => Box::new(io::stderr()),
+        LogTarget::Stdout => Box::new(io::stdout()),
+        LogTarget::File(path) => Box::new(
             File::options()
                 .create(true)
                 .append(true)
@@ -55,11 +55,11 @@ pub(crate) fn open(target: &Target, format: Format) -> Result<Box<dyn Sink>, Ini
 
 struct Lines {
     writer: Mutex<Box<dyn Write + Send>>,
-    format: Format,
+    format: LineFormat,
 }
 
 impl Sink for Lines {
-    fn write(&self, entry: &Entry) {
+    fn write(&self, entry: &LogEntry) {
         let line = entry.line(self.format) + "\n";
         let mut writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
         // One write per line, so that lines of processes that share a file do not mix.

@@ -1,7 +1,7 @@
 //! Lines for the node agent, sent in one request over its unix socket.
 
-use crate::{Entry, Sink};
-use agent_socket::Request;
+use crate::{LogEntry, Sink};
+use agent_socket::AgentRequest;
 use serde_json::Value;
 use std::{
     path::PathBuf,
@@ -32,7 +32,7 @@ impl AgentSocket {
 }
 
 impl Sink for AgentSocket {
-    fn write(&self, entry: &Entry) {
+    fn write(&self, entry: &LogEntry) {
         let mut lines = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
         if lines.len() < MOST_LINES {
             lines.push(entry.json());
@@ -43,7 +43,7 @@ impl Sink for AgentSocket {
         let lines = std::mem::take(&mut *self.lines.lock().unwrap_or_else(PoisonError::into_inner));
         if !lines.is_empty() {
             let body = Value::from(lines).to_string();
-            let request = Request { method: "POST", path: "/log", body: body.as_bytes() };
+            let request = AgentRequest { method: "POST", path: "/log", body: body.as_bytes() };
             // Waits for the answer, so that the agent has the lines before the process ends. Lines that do not arrive went to the other sinks.
             let _ = request.send(&self.path, PATIENCE, |_status| 0);
         }
@@ -62,8 +62,8 @@ mod tests {
         time::SystemTime,
     };
 
-    fn entry(message: &str) -> Entry {
-        Entry {
+    fn entry(message: &str) -> LogEntry {
+        LogEntry {
             time: SystemTime::now(),
             level: Level::Info,
             scope: None,
@@ -101,7 +101,7 @@ mod tests {
         assert!(head.starts_with("POST /log HTTP/1.0\r\n"), "{head}");
         let lines: Vec<String> = serde_json::from_slice(&body).unwrap();
         let messages: Vec<String> =
-            lines.iter().map(|line| Entry::from_json(line).unwrap().message).collect();
+            lines.iter().map(|line| LogEntry::from_json(line).unwrap().message).collect();
         assert_eq!(messages, ["one", "two\n"]);
     }
 

@@ -1,7 +1,7 @@
 //! Routing beside the rules: what TPROXY's marks need, and the `::6` address. What is present, what is absent, what is
 //! left of an earlier plan.
 
-use crate::expressions::wire::{Attribute, Attributes, Writer};
+use crate::expressions::wire::{Attribute, Attributes, MessageWriter};
 use redirect_core::{
     AmbientRedirect, Tproxy,
     plan::{DataPlane, RulePlan},
@@ -218,7 +218,7 @@ impl RoutingItem {
 fn with_removal_protocol(message: &[u8]) -> Vec<u8> {
     const PROTOCOL: u16 = 21;
     let (header, attributes) = parts(message);
-    let mut marked = Writer::default();
+    let mut marked = MessageWriter::default();
     marked.raw(header);
     for (kind, value) in attributes {
         marked.bytes(kind, if kind == PROTOCOL { &[FoundRouting::REMOVAL_PROTOCOL] } else { value.0 });

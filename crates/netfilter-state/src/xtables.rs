@@ -5,7 +5,7 @@ use crate::{
     expressions::{
         decode,
         reading::{Expression, Xt},
-        seen::{self, Reader},
+        seen::{self, ExpressionReader},
         wire::{Attribute, read_array},
         xt,
     },
@@ -300,7 +300,7 @@ impl<'a> LegacyEntry<'a> {
         let (header, target) = (self.header(), self.standard(chains).filter(|_| is_standard));
         let planned = self.planned(&header, target.as_slice(), family);
         let (sets, mut looked_up) = (Sets::new(), 0);
-        let mut reader = Reader::new(Some(family), &sets, &mut looked_up);
+        let mut reader = ExpressionReader::new(Some(family), &sets, &mut looked_up);
         header.into_iter().for_each(|condition| reader.condition(condition));
         self.matches.iter().for_each(|one| reader.expression(Expression::Match(*one)));
         match target {

@@ -8,14 +8,14 @@
 
 #![allow(clippy::print_stdout, clippy::print_stderr, clippy::disallowed_methods)] // a program, unlike the library
 
-use packet_trace::Difference;
+use packet_trace::TrafficDifference;
 use redirect_core::{RulePlan, pod::PodFacts, settings::NamespaceFacts};
 use std::{env, error::Error, fs, process::ExitCode};
 
 fn main() -> Result<ExitCode, Box<dyn Error>> {
-    let differences = Difference::of_plans(&plan(1)?, &plan(2)?);
-    print!("{}", Difference::summary(&differences));
-    Ok(ExitCode::from(u8::from(differences.iter().any(Difference::bypasses))))
+    let differences = TrafficDifference::of_plans(&plan(1)?, &plan(2)?);
+    print!("{}", TrafficDifference::summary(&differences));
+    Ok(ExitCode::from(u8::from(differences.iter().any(TrafficDifference::bypasses))))
 }
 
 /// The plan of the manifest that an argument names, for a pod with an address of IPv4.

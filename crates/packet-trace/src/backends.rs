@@ -2,7 +2,7 @@
 
 use super::{
     Detail, Packet, Trace, TraceEvent, TraceRules,
-    interference::{Effect, Pod},
+    interference::{Effect, PodTraffic},
     kernel::dumps::{self, dump, dumped, read_saved},
 };
 use netfilter_state::{
@@ -74,7 +74,8 @@ fn what_this_library_writes_it_understands_and_finds_nothing_in_its_own_way() {
                 .flat_map(|rule| &rule.conditions)
                 .filter(|condition| matches!(condition, Condition::Unknown(_)));
             assert!(rules.len() > 30 && strange.count() == 0, "{rules:#?}");
-            let pod = Pod { addresses: &addresses(), interfaces: &interfaces, ..Pod::default() };
+            let pod =
+                PodTraffic { addresses: &addresses(), interfaces: &interfaces, ..PodTraffic::default() };
             assert_eq!(pod.judge(&ruleset, &plan).findings, [], "{mode}");
         }
     }
@@ -89,7 +90,7 @@ fn a_chain_of_the_mesh_with_another_policy_is_found_in_native_tables_too() {
             base.drops = true;
         }
     }
-    let findings = Pod::default().judge(&ruleset, &plan).findings;
+    let findings = PodTraffic::default().judge(&ruleset, &plan).findings;
     assert!(findings.len() >= 4 && findings.iter().all(|finding| finding.effect == Effect::PolicyDrops));
 }
 

@@ -1,11 +1,11 @@
 //! Which traffic two plans treat differently: all of it, computed by walking all packets at once.
 
 use super::{
-    ConnectionState, ConntrackEntry, Fate, Interface, Origin, Packet, Sender, TraceEvent,
-    packets::{Field, LO, Packets, interface, interface_name, loopback, state},
+    ConnectionState, ConntrackEntry, Fate, Interface, Packet, RuleOrigin, Sender, TraceEvent,
+    packets::{LO, Packets, VariedField, interface, interface_name, loopback, state},
     rules::TraceRules,
-    set::Set,
-    walk::{self, WalkInput, Work},
+    set::RangeSet,
+    walk::{self, WalkInput, WorkBudget},
 };
 use redirect_core::{plan::RulePlan, rule::Protocol, settings::Source, values::Family};
 use std::{collections::BTreeMap, fmt, net::SocketAddr};
@@ -13,7 +13,7 @@ use std::{collections::BTreeMap, fmt, net::SocketAddr};
 /// Packets that two plans treat differently.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Difference {
+pub struct TrafficDifference {
     /// The packets.
     pub region: Region,
     /// Their fate under the first plan.
@@ -22,10 +22,10 @@ pub struct Difference {
     pub after: Fate,
     /// The setting behind the difference: of the rule that decides under the second plan or, where that has none or its default, under
     /// the first.
-    pub cause: Option<Origin>,
+    pub cause: Option<RuleOrigin>,
 }
 
-impl Difference {
+impl TrafficDifference {
     /// All traffic that two plans treat differently, as few sets of packets that do not overlap. Empty if both plans mean the same.
     ///
     /// It walks packets of TCP and UDP in all states of connection tracking, from outside without a mark and from processes of the
@@ -47,7 +47,7 @@ impl Difference {
     #[must_use]
     pub fn of_plans(before: &RulePlan, after: &RulePlan) -> Vec<Self> {
         let rules = |plan: &RulePlan, family| TraceRules::of_plan(plan, family);
-        let differ = |family| between(&rules(before, family), &rules(after, family), &mut Work::any());
+        let differ = |family| between(&rules(before, family), &rules(after, family), &mut WorkBudget::any());
         Family::BOTH.into_iter().flat_map(differ).collect()
     }
 
@@ -56,7 +56,11 @@ impl Difference {
     /// Rules of different families have nothing in common, and no difference.
     #[must_use]
     pub fn between(before: &TraceRules, after: &TraceRules) -> Vec<Self> {
-        if before.family == after.family { between(before, after, &mut Work::any()) } else { Vec::new() }
+        if before.family == after.family {
+            between(before, after, &mut WorkBudget::any())
+        } else {
+            Vec::new()
+        }
     }
 
     /// Differences in words, by what causes them: for each setting and change of fate a line, with the first of the packets and the
@@ -116,10 +120,10 @@ impl Region {
     pub(super) fn new(is_local: bool, mut packets: Packets) -> Self {
         let family = packets.family;
         let far = far(family);
-        if packets.get(Field::Interface).and(&Set::one(LO)).is_empty() {
-            for field in [Field::Source, Field::Destination] {
-                if *packets.get(field) == far && (field == Field::Destination || !is_local) {
-                    packets.set(field, Set::range(0, field.most(family)));
+        if packets.get(VariedField::Interface).and(&RangeSet::one(LO)).is_empty() {
+            for field in [VariedField::Source, VariedField::Destination] {
+                if *packets.get(field) == far && (field == VariedField::Destination || !is_local) {
+                    packets.set(field, RangeSet::range(0, field.most(family)));
                 }
             }
         }
@@ -142,14 +146,14 @@ impl Region {
     #[must_use]
     pub fn protocols(&self) -> Vec<Protocol> {
         let all = [Protocol::Tcp, Protocol::Udp].into_iter();
-        all.filter(|one| self.packets.get(Field::Protocol).contains(one.number().into())).collect()
+        all.filter(|one| self.packets.get(VariedField::Protocol).contains(one.number().into())).collect()
     }
 
     /// The first and last of the ranges of ports they go to; `None` for any.
     #[must_use]
     pub fn ports(&self) -> Option<Vec<(u16, u16)>> {
         let port = |number: u128| u16::try_from(number).ok();
-        let ranges = self.limited(Field::Port)?.ranges().iter();
+        let ranges = self.limited(VariedField::Port)?.ranges().iter();
         ranges.map(|(first, last)| Some((port(*first)?, port(*last)?))).collect()
     }
 
@@ -157,13 +161,13 @@ impl Region {
     #[must_use]
     pub fn states(&self) -> Vec<ConnectionState> {
         let all = ConnectionState::ALL.into_iter();
-        all.filter(|state| self.packets.get(Field::State).contains(*state as u128)).collect()
+        all.filter(|state| self.packets.get(VariedField::State).contains(*state as u128)).collect()
     }
 
     /// By which interfaces they come in or go out, in words: `lo`, `not lo`, `eth0`, `veth+`.
     #[must_use]
     pub fn interfaces(&self) -> String {
-        interfaces(self.packets.get(Field::Interface))
+        interfaces(self.packets.get(VariedField::Interface))
     }
 
     /// Whether a packet is one of them.
@@ -173,8 +177,8 @@ impl Region {
         let is_local = matches!(packet.sender, Sender::Local { .. });
         self.is_local == is_local
             && self.packets.family == one.family
-            && Field::ALL.into_iter().all(|field| {
-                let owned = matches!(field, Field::User | Field::Group);
+            && VariedField::ALL.into_iter().all(|field| {
+                let owned = matches!(field, VariedField::User | VariedField::Group);
                 owned && !is_local || one.get(field).without(self.packets.get(field)).is_empty()
             })
     }
@@ -182,32 +186,35 @@ impl Region {
     /// One of them.
     #[must_use]
     pub fn example(&self) -> Packet {
-        let first = |field: Field| self.packets.get(field).first().unwrap_or_default();
-        let number = |field: Field| u32::try_from(first(field)).unwrap_or_default();
-        let port = |field: Field| u16::try_from(first(field)).unwrap_or_default();
+        let first = |field: VariedField| self.packets.get(field).first().unwrap_or_default();
+        let number = |field: VariedField| u32::try_from(first(field)).unwrap_or_default();
+        let port = |field: VariedField| u16::try_from(first(field)).unwrap_or_default();
         let family = self.packets.family;
         let state = self.states().first().copied().unwrap_or(ConnectionState::New);
         let is_known = matches!(state, ConnectionState::Established | ConnectionState::Reply);
-        let by = self.packets.get(Field::Interface);
+        let by = self.packets.get(VariedField::Interface);
         let usual = ["lo", "eth0", "eth1"].into_iter().find(|name| by.contains(interface(name)));
         Packet {
             sender: if self.is_local {
-                Sender::Local { uid: number(Field::User), gid: number(Field::Group) }
+                Sender::Local { uid: number(VariedField::User), gid: number(VariedField::Group) }
             } else {
                 Sender::Outside
             },
             protocol: self.protocols().first().copied().unwrap_or(Protocol::Tcp),
-            source: Some(family.address(first(Field::Source))),
-            source_port: Some(port(Field::SourcePort)),
-            destination: SocketAddr::new(family.address(first(Field::Destination)), port(Field::Port)),
-            interface: Interface::Named(
-                usual.map_or_else(|| interface_name(first(Field::Interface)), String::from),
+            source: Some(family.address(first(VariedField::Source))),
+            source_port: Some(port(VariedField::SourcePort)),
+            destination: SocketAddr::new(
+                family.address(first(VariedField::Destination)),
+                port(VariedField::Port),
             ),
-            flags: u8::try_from(first(Field::Flags)).unwrap_or_default(),
-            mark: number(Field::Mark),
+            interface: Interface::Named(
+                usual.map_or_else(|| interface_name(first(VariedField::Interface)), String::from),
+            ),
+            flags: u8::try_from(first(VariedField::Flags)).unwrap_or_default(),
+            mark: number(VariedField::Mark),
             connection: ConntrackEntry {
                 state,
-                mark: if is_known { number(Field::ConnMark) } else { 0 },
+                mark: if is_known { number(VariedField::ConnMark) } else { 0 },
                 translated_to: None,
             },
         }
@@ -224,30 +231,30 @@ impl Region {
         let decimal = |number: u128| number.to_string();
         let hexadecimal = |number: u128| format!("{number:#x}");
         let all = [
-            self.words((Field::Source, most), "from", |number| family.address(number).to_string()),
-            self.words((Field::SourcePort, most), "source port", decimal),
-            self.words((Field::Destination, most), "to", |number| family.address(number).to_string()),
-            self.words((Field::Port, most), "port", decimal),
-            self.words((Field::User, most), "user", decimal).filter(|_| self.is_local),
-            self.words((Field::Group, most), "group", decimal).filter(|_| self.is_local),
-            states(self.packets.get(Field::State)),
-            self.words((Field::Flags, most), "flags", hexadecimal),
-            self.words((Field::Mark, most), "mark", hexadecimal),
-            self.words((Field::ConnMark, most), "connection mark", hexadecimal),
+            self.words((VariedField::Source, most), "from", |number| family.address(number).to_string()),
+            self.words((VariedField::SourcePort, most), "source port", decimal),
+            self.words((VariedField::Destination, most), "to", |number| family.address(number).to_string()),
+            self.words((VariedField::Port, most), "port", decimal),
+            self.words((VariedField::User, most), "user", decimal).filter(|_| self.is_local),
+            self.words((VariedField::Group, most), "group", decimal).filter(|_| self.is_local),
+            states(self.packets.get(VariedField::State)),
+            self.words((VariedField::Flags, most), "flags", hexadecimal),
+            self.words((VariedField::Mark, most), "mark", hexadecimal),
+            self.words((VariedField::ConnMark, most), "connection mark", hexadecimal),
         ];
         all.into_iter().flatten().collect()
     }
 
     /// The values of a field, where it has not all.
-    pub(crate) fn limited(&self, field: Field) -> Option<&Set> {
+    pub(crate) fn limited(&self, field: VariedField) -> Option<&RangeSet> {
         let (set, most) = (self.packets.get(field), field.most(self.packets.family));
-        (*set != Set::range(0, most)).then_some(set)
+        (*set != RangeSet::range(0, most)).then_some(set)
     }
 
     /// In words; empty if every value of the field is included.
     fn words(
         &self,
-        (field, most): (Field, usize),
+        (field, most): (VariedField, usize),
         name: &str,
         one: impl Fn(u128) -> String,
     ) -> Option<String> {
@@ -263,17 +270,17 @@ impl Region {
 }
 
 /// The shorter description of a set of numbers up to `most`: its values, or all others.
-fn shorter(set: &Set, most: u128) -> (Set, &'static str) {
+fn shorter(set: &RangeSet, most: u128) -> (RangeSet, &'static str) {
     let rest = set.complement(most);
     if rest.ranges().len() < set.ranges().len() { (rest, "not ") } else { (set.clone(), "") }
 }
 
-fn interfaces(set: &Set) -> String {
+fn interfaces(set: &RangeSet) -> String {
     let name = |(first, last): &(u128, u128)| {
         let name = interface_name(*first);
         if first == last { name } else { format!("{name}+") }
     };
-    if *set == Set::range(0, u128::MAX) {
+    if *set == RangeSet::range(0, u128::MAX) {
         return String::from("any");
     }
     // A range between the names in rules is described as not those names.
@@ -306,7 +313,7 @@ impl fmt::Display for Region {
 }
 
 /// Which packets of a connection they are; empty for all of them.
-fn states(set: &Set) -> Option<String> {
+fn states(set: &RangeSet) -> Option<String> {
     let named = [
         (state::NEW, "first packets"),
         (state::RELATED, "first packets of related connections"),
@@ -323,13 +330,13 @@ fn states(set: &Set) -> Option<String> {
     }
 }
 
-impl fmt::Display for Difference {
+impl fmt::Display for TrafficDifference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {} → {}", self.region, self.before, self.after)
     }
 }
 
-fn between(from: &TraceRules, to: &TraceRules, work: &mut Work) -> Vec<Difference> {
+fn between(from: &TraceRules, to: &TraceRules, work: &mut WorkBudget) -> Vec<TrafficDifference> {
     let mut found: BTreeMap<(bool, Fate, Fate), Vec<Packets>> = BTreeMap::new();
     for (is_local, packets) in starts(from.family) {
         let given = WalkInput { is_local, ..WalkInput::default() };
@@ -347,58 +354,61 @@ fn between(from: &TraceRules, to: &TraceRules, work: &mut Work) -> Vec<Differenc
         let regions = merged(packets).into_iter().map(|packets| Region::new(is_local, packets));
         differences.extend(regions.map(|region| {
             let cause = cause(from, to, &region);
-            Difference { region, before, after, cause }
+            TrafficDifference { region, before, after, cause }
         }));
     }
     differences
 }
 
 /// The setting behind what becomes of packets; a default only where both are defaults.
-fn cause(from: &TraceRules, to: &TraceRules, region: &Region) -> Option<Origin> {
+fn cause(from: &TraceRules, to: &TraceRules, region: &Region) -> Option<RuleOrigin> {
     let example = region.example();
     let of = |rules: &TraceRules| {
         if let TraceEvent::Rule { origin, .. } = rules.trace(&example).deciding()? { *origin } else { None }
     };
     let (after, before) = (of(to), of(from));
-    let is_made = |origin: &Origin| origin.source != Source::Default;
+    let is_made = |origin: &RuleOrigin| origin.source != Source::Default;
     after.filter(is_made).or_else(|| before.filter(is_made)).or(after).or(before)
 }
 
 /// All addresses but those of loopback.
-fn far(family: Family) -> Set {
-    loopback(family).complement(Field::Destination.most(family))
+fn far(family: Family) -> RangeSet {
+    loopback(family).complement(VariedField::Destination.most(family))
 }
 
 /// All possible packets, and whether the pod sends them.
 fn starts(family: Family) -> Vec<(bool, Packets)> {
-    let lo = Set::one(LO);
+    let lo = RangeSet::one(LO);
     let all = Packets::all(family);
-    let any = |field: Field| all.get(field);
-    let elsewhere = any(Field::Interface).without(&lo);
+    let any = |field: VariedField| all.get(field);
+    let elsewhere = any(VariedField::Interface).without(&lo);
     let far = far(family);
     let outside = all
-        .with(Field::Interface, elsewhere.clone())
-        .with(Field::Source, far.clone())
-        .with(Field::Destination, far.clone())
-        .with(Field::Mark, Set::one(0));
-    let out = all.with(Field::Interface, elsewhere).with(Field::Destination, far);
-    let within = all.with(Field::Interface, lo);
+        .with(VariedField::Interface, elsewhere.clone())
+        .with(VariedField::Source, far.clone())
+        .with(VariedField::Destination, far.clone())
+        .with(VariedField::Mark, RangeSet::one(0));
+    let out = all.with(VariedField::Interface, elsewhere).with(VariedField::Destination, far);
+    let within = all.with(VariedField::Interface, lo);
     let mut starts = Vec::new();
     for (is_local, packets) in [(false, outside), (true, out), (true, within)] {
         // A connection has no mark before its first packet.
-        let first = Set::each([state::NEW, state::RELATED, state::INVALID]);
-        let known = Set::range(state::ESTABLISHED, state::REPLY);
-        starts.push((is_local, packets.with(Field::State, first).with(Field::ConnMark, Set::one(0))));
-        starts.push((is_local, packets.with(Field::State, known)));
+        let first = RangeSet::each([state::NEW, state::RELATED, state::INVALID]);
+        let known = RangeSet::range(state::ESTABLISHED, state::REPLY);
+        starts.push((
+            is_local,
+            packets.with(VariedField::State, first).with(VariedField::ConnMark, RangeSet::one(0)),
+        ));
+        starts.push((is_local, packets.with(VariedField::State, known)));
     }
     starts
 }
 
 /// The description without the obvious: first packets have no connection mark.
 fn without_impossible(mut packets: Packets) -> Packets {
-    let known = Set::range(state::ESTABLISHED, state::REPLY);
-    if packets.get(Field::State).and(&known).is_empty() {
-        packets.set(Field::ConnMark, Set::range(0, u32::MAX.into()));
+    let known = RangeSet::range(state::ESTABLISHED, state::REPLY);
+    if packets.get(VariedField::State).and(&known).is_empty() {
+        packets.set(VariedField::ConnMark, RangeSet::range(0, u32::MAX.into()));
     }
     packets
 }
@@ -406,27 +416,27 @@ fn without_impossible(mut packets: Packets) -> Packets {
 /// Fewer sets for the same packets: two that differ in one field become one.
 pub(super) fn merged(mut all: Vec<Packets>) -> Vec<Packets> {
     /// Merges the least interesting fields first.
-    const ORDER: [Field; 12] = [
-        Field::Flags,
-        Field::ConnMark,
-        Field::State,
-        Field::Mark,
-        Field::SourcePort,
-        Field::Group,
-        Field::User,
-        Field::Protocol,
-        Field::Interface,
-        Field::Source,
-        Field::Destination,
-        Field::Port,
+    const ORDER: [VariedField; 12] = [
+        VariedField::Flags,
+        VariedField::ConnMark,
+        VariedField::State,
+        VariedField::Mark,
+        VariedField::SourcePort,
+        VariedField::Group,
+        VariedField::User,
+        VariedField::Protocol,
+        VariedField::Interface,
+        VariedField::Source,
+        VariedField::Destination,
+        VariedField::Port,
     ];
     loop {
         let before = all.len();
         for field in ORDER {
-            let mut alike: BTreeMap<Packets, Set> = BTreeMap::new();
+            let mut alike: BTreeMap<Packets, RangeSet> = BTreeMap::new();
             for packets in all {
                 let set = packets.get(field).clone();
-                let key = packets.with(field, Set::empty());
+                let key = packets.with(field, RangeSet::empty());
                 let joined = alike.get(&key).map_or_else(|| set.clone(), |known| known.or(&set));
                 alike.insert(key, joined);
             }
@@ -456,7 +466,7 @@ mod tests {
                     .plan();
                 TraceRules::of_plan(&plan, Family::V4)
             };
-            let mut work = Work::any();
+            let mut work = WorkBudget::any();
             let differences = between(&rules(0), &rules(1), &mut work);
             let ports: usize =
                 differences.iter().map(|one| one.region.ports().map_or(0, |all| all.len())).sum();
@@ -470,7 +480,7 @@ mod tests {
     #[test]
     fn packets_are_named_by_the_states_of_their_connections() {
         let all = [state::NEW, state::RELATED, state::ESTABLISHED, state::REPLY, state::INVALID];
-        let named = |numbers: &[u128]| states(&Set::each(numbers.iter().copied()));
+        let named = |numbers: &[u128]| states(&RangeSet::each(numbers.iter().copied()));
         assert_eq!(named(&all), None);
         assert_eq!(named(&all[..1]).as_deref(), Some("first packets"));
         assert_eq!(named(&all[..2]).as_deref(), Some("first packets"));
@@ -482,8 +492,8 @@ mod tests {
     #[test]
     fn sets_of_packets_become_as_few_as_they_can() {
         let packets = |flags: (u128, u128), ports: (u128, u128)| {
-            let all = Packets::all(Family::V4).with(Field::Flags, Set::range(flags.0, flags.1));
-            all.with(Field::Port, Set::range(ports.0, ports.1))
+            let all = Packets::all(Family::V4).with(VariedField::Flags, RangeSet::range(flags.0, flags.1));
+            all.with(VariedField::Port, RangeSet::range(ports.0, ports.1))
         };
         // What differs in two fields stays two.
         let apart = [packets((1, 1), (1, 1)), packets((3, 3), (3, 3))];
@@ -494,11 +504,11 @@ mod tests {
         assert!(merged(Vec::new()).is_empty());
     }
 
-    fn region(is_local: bool, limited: &[(Field, u128, u128)]) -> Region {
+    fn region(is_local: bool, limited: &[(VariedField, u128, u128)]) -> Region {
         let mut packets = Packets::all(Family::V4);
-        packets.set_one(Field::Interface, LO);
+        packets.set_one(VariedField::Interface, LO);
         for (field, first, last) in limited {
-            packets.set(*field, Set::range(*first, *last));
+            packets.set(*field, RangeSet::range(*first, *last));
         }
         Region::new(is_local, packets)
     }
@@ -513,29 +523,32 @@ mod tests {
         let said = |region: &Region| serde_json::to_value(region).unwrap();
         let of_any = said(&any);
         for (field, name) in [
-            (Field::Source, "sources"),
-            (Field::Destination, "destinations"),
-            (Field::SourcePort, "sourcePorts"),
-            (Field::Port, "ports"),
-            (Field::User, "users"),
-            (Field::Group, "groups"),
-            (Field::Flags, "flags"),
-            (Field::Mark, "marks"),
-            (Field::ConnMark, "connectionMarks"),
+            (VariedField::Source, "sources"),
+            (VariedField::Destination, "destinations"),
+            (VariedField::SourcePort, "sourcePorts"),
+            (VariedField::Port, "ports"),
+            (VariedField::User, "users"),
+            (VariedField::Group, "groups"),
+            (VariedField::Flags, "flags"),
+            (VariedField::Mark, "marks"),
+            (VariedField::ConnMark, "connectionMarks"),
         ] {
             assert_eq!(of_any.get(name), None);
             let mut limited = of_any.clone();
-            limited[name] = if matches!(field, Field::Source | Field::Destination) {
+            limited[name] = if matches!(field, VariedField::Source | VariedField::Destination) {
                 serde_json::json!([{ "first": "0.0.0.5", "last": "0.0.0.7" }])
             } else {
                 serde_json::json!([{ "first": 5, "last": 7 }])
             };
             assert_eq!(said(&region(true, &[(field, 5, 7)])), limited);
         }
-        assert_eq!((any.ports(), region(true, &[(Field::Port, 5, 7)]).ports()), (None, Some(vec![(5, 7)])));
+        assert_eq!(
+            (any.ports(), region(true, &[(VariedField::Port, 5, 7)]).ports()),
+            (None, Some(vec![(5, 7)]))
+        );
         let udp = Protocol::Udp.number().into();
-        assert_eq!(region(true, &[(Field::Protocol, udp, udp)]).protocols(), [Protocol::Udp]);
-        let replies = region(true, &[(Field::State, state::REPLY, state::REPLY)]);
+        assert_eq!(region(true, &[(VariedField::Protocol, udp, udp)]).protocols(), [Protocol::Udp]);
+        let replies = region(true, &[(VariedField::State, state::REPLY, state::REPLY)]);
         assert_eq!(replies.states(), [ConnectionState::Reply]);
     }
 
@@ -543,8 +556,9 @@ mod tests {
     fn of_two_ways_to_say_a_field_the_shorter_one_is_taken() {
         let words = |ranges: &[(u128, u128)]| {
             let mut packets = Packets::all(Family::V4);
-            packets.set(Field::Port, Set::of(ranges.to_vec()));
-            Region::new(true, packets).words((Field::Port, usize::MAX), "port", |port| format!("{port}"))
+            packets.set(VariedField::Port, RangeSet::of(ranges.to_vec()));
+            Region::new(true, packets)
+                .words((VariedField::Port, usize::MAX), "port", |port| format!("{port}"))
         };
         let last = u128::from(u16::MAX);
         assert_eq!(words(&[(0, 79)]).as_deref(), Some("port 0-79"), "as short as the other way");
@@ -556,17 +570,17 @@ mod tests {
     #[test]
     fn an_example_of_packets_is_one_of_them_and_others_are_not() {
         let limited = [
-            (Field::Source, 5, 9),
-            (Field::Destination, 6, 9),
-            (Field::SourcePort, 7, 9),
-            (Field::Port, 8, 9),
-            (Field::User, 1, 2),
-            (Field::Group, 3, 4),
-            (Field::Flags, 2, 2),
-            (Field::Mark, 11, 12),
-            (Field::ConnMark, 13, 14),
-            (Field::State, state::REPLY, state::REPLY),
-            (Field::Protocol, Protocol::Tcp.number().into(), Protocol::Tcp.number().into()),
+            (VariedField::Source, 5, 9),
+            (VariedField::Destination, 6, 9),
+            (VariedField::SourcePort, 7, 9),
+            (VariedField::Port, 8, 9),
+            (VariedField::User, 1, 2),
+            (VariedField::Group, 3, 4),
+            (VariedField::Flags, 2, 2),
+            (VariedField::Mark, 11, 12),
+            (VariedField::ConnMark, 13, 14),
+            (VariedField::State, state::REPLY, state::REPLY),
+            (VariedField::Protocol, Protocol::Tcp.number().into(), Protocol::Tcp.number().into()),
         ];
         let local = region(true, &limited);
         let example = local.example();
@@ -579,13 +593,13 @@ mod tests {
         assert!(local.contains(&example) && come.contains(&come.example()));
         assert!(!come.contains(&example) && !local.contains(&come.example()));
         // A connection that nothing is known of has no mark.
-        assert_eq!(region(true, &[(Field::ConnMark, 13, 14)]).example().connection.mark, 0);
+        assert_eq!(region(true, &[(VariedField::ConnMark, 13, 14)]).example().connection.mark, 0);
         // Those from outside have no owner.
         assert_eq!(come.example().sender, Sender::Outside);
         for (field, first, last) in limited {
             let others = region(true, &[&limited[..], &[(field, last + 1, last + 1)]].concat());
             assert!(!others.contains(&example), "{field:?} {first}");
-            let is_owner = matches!(field, Field::User | Field::Group);
+            let is_owner = matches!(field, VariedField::User | VariedField::Group);
             let others = region(false, &[&limited[..], &[(field, last + 1, last + 1)]].concat());
             assert_eq!(others.contains(&come.example()), is_owner, "{field:?}");
         }

@@ -4,7 +4,7 @@ use netfilter_state::ruleset::Plain;
 use redirect_core::json::VERSION;
 use serde::{Serialize, Serializer, ser::SerializeMap};
 
-use crate::{Difference, Interface, Region, Trace, Unknown, packets::Field};
+use crate::{Interface, Region, Trace, TrafficDifference, Unknown, packets::VariedField};
 use std::net::IpAddr;
 
 /// An interface that is not known has no name to write.
@@ -44,20 +44,20 @@ impl Serialize for Trace {
     }
 }
 
-/// The document of all traffic that two plans treat differently: of what [`Difference::of_plans`] returns.
+/// The document of all traffic that two plans treat differently: of what [`TrafficDifference::of_plans`] returns.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub struct TrafficDifferences<'a> {
     version: u32,
-    traffic: &'a [Difference],
+    traffic: &'a [TrafficDifference],
 }
 
-impl<'a> From<&'a [Difference]> for TrafficDifferences<'a> {
-    fn from(traffic: &'a [Difference]) -> Self {
+impl<'a> From<&'a [TrafficDifference]> for TrafficDifferences<'a> {
+    fn from(traffic: &'a [TrafficDifference]) -> Self {
         Self { version: VERSION, traffic }
     }
 }
 
-impl Serialize for Difference {
+impl Serialize for TrafficDifference {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut document = serializer.serialize_map(None)?;
         document.serialize_entry("packets", &self.region)?;
@@ -84,16 +84,16 @@ struct Range {
 }
 
 /// Fields with ranges of values, and their names.
-const RANGES: [(&str, Field); 9] = [
-    ("sources", Field::Source),
-    ("sourcePorts", Field::SourcePort),
-    ("destinations", Field::Destination),
-    ("ports", Field::Port),
-    ("users", Field::User),
-    ("groups", Field::Group),
-    ("flags", Field::Flags),
-    ("marks", Field::Mark),
-    ("connectionMarks", Field::ConnMark),
+const RANGES: [(&str, VariedField); 9] = [
+    ("sources", VariedField::Source),
+    ("sourcePorts", VariedField::SourcePort),
+    ("destinations", VariedField::Destination),
+    ("ports", VariedField::Port),
+    ("users", VariedField::User),
+    ("groups", VariedField::Group),
+    ("flags", VariedField::Flags),
+    ("marks", VariedField::Mark),
+    ("connectionMarks", VariedField::ConnMark),
 ];
 
 impl Serialize for Region {
@@ -107,7 +107,7 @@ impl Serialize for Region {
             // One that is missing may have any value.
             let Some(set) = self.limited(field) else { continue };
             let value = |number: u128| {
-                if matches!(field, Field::Source | Field::Destination) {
+                if matches!(field, VariedField::Source | VariedField::Destination) {
                     Value::Address(self.family().address(number))
                 } else {
                     Value::Number(u32::try_from(number).unwrap_or(u32::MAX))

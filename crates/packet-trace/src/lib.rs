@@ -18,7 +18,7 @@
 //! Not followed: forwarding (a packet that arrives is taken to be for the pod), fragments, and sockets: the proxy is taken to
 //! listen. While it does not, what goes to it is refused or dropped, never let through.
 //!
-//! [`Difference::of_plans`] compares two plans by walking all packets at once.
+//! [`TrafficDifference::of_plans`] compares two plans by walking all packets at once.
 //!
 //! In go a plan of `redirect-core`, or the ruleset, routing and policy routes that `netfilter-state` has read, and packets. Out come
 //! traces, traffic differences, and findings about what keeps packets from the proxy ([`interference`]). It knows neither messages of the
@@ -48,12 +48,12 @@ mod set;
 mod text;
 mod walk;
 
-pub use difference::{Difference, Region};
+pub use difference::{Region, TrafficDifference};
 pub use rules::{MeshRule, TraceRules};
 pub use text::Detail;
 
 use netfilter_state::ruleset::TableName;
-use packets::{Field, Packets};
+use packets::{Packets, VariedField};
 use redirect_core::{
     plan::PlannedRule,
     rule::{Hook, Protocol, TcpFlags},
@@ -64,7 +64,7 @@ use std::{
     collections::BTreeSet,
     net::{IpAddr, SocketAddr},
 };
-use walk::{TracePath, WalkInput, Work};
+use walk::{TracePath, WalkInput, WorkBudget};
 
 /// Work limit of one trace: another program may craft a ruleset that takes any amount.
 const MOST_WORK: usize = 1_000_000;
@@ -222,30 +222,30 @@ impl Packet {
 
     fn packets(&self) -> Packets {
         let mut packets = Packets::all(self.family());
-        packets.set_one(Field::Protocol, self.protocol.number());
+        packets.set_one(VariedField::Protocol, self.protocol.number());
         if let Some(source) = self.source {
-            packets.set_one(Field::Source, packets::number(source));
+            packets.set_one(VariedField::Source, packets::number(source));
         }
         if let Some(port) = self.source_port {
-            packets.set_one(Field::SourcePort, port);
+            packets.set_one(VariedField::SourcePort, port);
         }
-        packets.set_one(Field::Destination, packets::number(self.destination.ip()));
-        packets.set_one(Field::Port, self.destination.port());
+        packets.set_one(VariedField::Destination, packets::number(self.destination.ip()));
+        packets.set_one(VariedField::Port, self.destination.port());
         if let Sender::Local { uid, gid } = self.sender {
-            packets.set_one(Field::User, uid);
-            packets.set_one(Field::Group, gid);
+            packets.set_one(VariedField::User, uid);
+            packets.set_one(VariedField::Group, gid);
         }
         match &self.interface {
-            Interface::Named(name) => packets.set_one(Field::Interface, packets::interface(name)),
+            Interface::Named(name) => packets.set_one(VariedField::Interface, packets::interface(name)),
             Interface::Elsewhere => {
-                let lo = set::Set::one(packets::LO);
-                packets.set(Field::Interface, lo.complement(u128::MAX));
+                let lo = set::RangeSet::one(packets::LO);
+                packets.set(VariedField::Interface, lo.complement(u128::MAX));
             }
         }
-        packets.set_one(Field::State, self.connection.state as u8);
-        packets.set_one(Field::Flags, self.flags);
-        packets.set_one(Field::Mark, self.mark);
-        packets.set_one(Field::ConnMark, self.connection.mark);
+        packets.set_one(VariedField::State, self.connection.state as u8);
+        packets.set_one(VariedField::Flags, self.flags);
+        packets.set_one(VariedField::Mark, self.mark);
+        packets.set_one(VariedField::ConnMark, self.connection.mark);
         packets
     }
 
@@ -321,7 +321,7 @@ pub enum Fate {
 /// The setting behind a rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
-pub struct Origin {
+pub struct RuleOrigin {
     /// The setting.
     pub setting: Key,
     /// Its source.
@@ -330,7 +330,7 @@ pub struct Origin {
     pub purpose: &'static str,
 }
 
-impl Origin {
+impl RuleOrigin {
     fn of(planned: &PlannedRule) -> Self {
         Self { setting: planned.because(), source: planned.source(), purpose: planned.purpose() }
     }
@@ -441,7 +441,7 @@ pub enum TraceEvent {
         is_own: bool,
         /// The setting behind it.
         #[cfg_attr(feature = "serde", serde(flatten))]
-        origin: Option<Origin>,
+        origin: Option<RuleOrigin>,
     },
     /// A base chain's policy drops the packet.
     Policy {
@@ -571,9 +571,9 @@ impl TraceRules {
             let may = [Fate::Untouched].into();
             return Followed { ways: Vec::new(), may, unknown: BTreeSet::new() };
         }
-        let (mut work, mut packets) = (Work::of(MOST_WORK), packet.packets());
+        let (mut work, mut packets) = (WorkBudget::of(MOST_WORK), packet.packets());
         if packet.interface == Interface::Elsewhere {
-            packets.set(Field::Interface, self.links.clone());
+            packets.set(VariedField::Interface, self.links.clone());
         }
         let found = walk::all(self, &packets, &packet.given(), &mut work, records);
         let may = found.ways.iter().map(|way| way.fate).collect();

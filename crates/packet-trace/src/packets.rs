@@ -1,6 +1,6 @@
 //! Packets, one or many: a set of values for each field.
 
-use super::set::{Set, SetRelation, masked};
+use super::set::{RangeSet, SetRelation, masked};
 use ipnet::IpNet;
 use netfilter_state::ruleset::{CopiedMark, name_bytes};
 use redirect_core::{
@@ -11,7 +11,7 @@ use std::net::IpAddr;
 
 /// What packets differ in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) enum Field {
+pub(crate) enum VariedField {
     Protocol,
     Source,
     Destination,
@@ -27,7 +27,7 @@ pub(crate) enum Field {
     ConnMark,
 }
 
-impl Field {
+impl VariedField {
     pub(super) const ALL: [Self; 12] = [
         Self::Protocol,
         Self::Source,
@@ -77,7 +77,7 @@ pub(super) mod state {
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Packets {
     pub(crate) family: Family,
-    sets: [Set; 12],
+    sets: [RangeSet; 12],
     /// How many ranges those have.
     ranges: usize,
 }
@@ -85,26 +85,26 @@ pub(crate) struct Packets {
 impl Packets {
     /// All of a family.
     pub(super) fn all(family: Family) -> Self {
-        let sets = Field::ALL.map(|field| Set::range(0, field.most(family)));
-        let mut all = Self { family, sets, ranges: Field::ALL.len() };
-        all.set(Field::Protocol, Set::each([Protocol::Tcp, Protocol::Udp].map(Protocol::number)));
+        let sets = VariedField::ALL.map(|field| RangeSet::range(0, field.most(family)));
+        let mut all = Self { family, sets, ranges: VariedField::ALL.len() };
+        all.set(VariedField::Protocol, RangeSet::each([Protocol::Tcp, Protocol::Udp].map(Protocol::number)));
         all
     }
 
     #[allow(clippy::indexing_slicing)] // the array has one set per field
-    pub(crate) const fn get(&self, field: Field) -> &Set {
+    pub(crate) const fn get(&self, field: VariedField) -> &RangeSet {
         &self.sets[field as usize]
     }
 
     #[allow(clippy::indexing_slicing)] // the array has one set per field
-    pub(super) fn set(&mut self, field: Field, set: Set) {
+    pub(super) fn set(&mut self, field: VariedField, set: RangeSet) {
         let had = self.sets[field as usize].ranges().len();
         self.ranges = self.ranges.saturating_sub(had).saturating_add(set.ranges().len());
         self.sets[field as usize] = set;
     }
 
-    pub(super) fn set_one(&mut self, field: Field, value: impl Into<u128>) {
-        self.set(field, Set::one(value.into()));
+    pub(super) fn set_one(&mut self, field: VariedField, value: impl Into<u128>) {
+        self.set(field, RangeSet::one(value.into()));
     }
 
     /// Number of ranges in their description.
@@ -113,7 +113,7 @@ impl Packets {
     }
 
     /// The same with another set for a field.
-    pub(super) fn with(&self, field: Field, set: Set) -> Self {
+    pub(super) fn with(&self, field: VariedField, set: RangeSet) -> Self {
         let mut packets = self.clone();
         packets.set(field, set);
         packets
@@ -126,7 +126,7 @@ pub(super) enum FieldMatch {
     Yes,
     No,
     /// Packets with such a value in this field match.
-    For(Field, Set),
+    For(VariedField, RangeSet),
     /// Unknown.
     Unknown,
 }
@@ -145,7 +145,7 @@ impl FieldMatch {
         if holds { Self::Yes } else { Self::No }
     }
 
-    pub(super) fn of(packets: &Packets, field: Field, set: &Set) -> Self {
+    pub(super) fn of(packets: &Packets, field: VariedField, set: &RangeSet) -> Self {
         match packets.get(field).lies_to(set) {
             SetRelation::Inside => Self::Yes,
             SetRelation::Outside => Self::No,
@@ -160,7 +160,7 @@ const MOST_ASKED: u128 = 256;
 /// A mark on its way: what it was at first, some bits cleared, and then some flipped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct MarkNow {
-    of: Field,
+    of: VariedField,
     cleared: u32,
     flipped: u32,
     /// Whether a rule set it to an unknown value.
@@ -168,16 +168,16 @@ pub(super) struct MarkNow {
 }
 
 impl MarkNow {
-    pub(super) const fn of(field: Field) -> Self {
+    pub(super) const fn of(field: VariedField) -> Self {
         Self { of: field, cleared: 0, flipped: 0, unknown: false }
     }
 
     pub(super) const fn is(value: u32) -> Self {
-        Self { of: Field::Mark, cleared: u32::MAX, flipped: value, unknown: false }
+        Self { of: VariedField::Mark, cleared: u32::MAX, flipped: value, unknown: false }
     }
 
     pub(super) const fn unknown() -> Self {
-        Self { of: Field::Mark, cleared: u32::MAX, flipped: 0, unknown: true }
+        Self { of: VariedField::Mark, cleared: u32::MAX, flipped: 0, unknown: true }
     }
 
     /// Some bits cleared, and then those of the value flipped.
@@ -229,7 +229,7 @@ impl MarkNow {
     }
 
     /// Whether the mark is one of these values.
-    pub(super) fn is_in(self, packets: &Packets, set: &Set) -> FieldMatch {
+    pub(super) fn is_in(self, packets: &Packets, set: &RangeSet) -> FieldMatch {
         if let Some(known) = self.of_few(packets, |mark| set.contains(mark.into())) {
             return known;
         }
@@ -245,12 +245,12 @@ impl MarkNow {
         let now = |was: u128| Some((u32::try_from(was).ok()? & !self.cleared) ^ self.flipped);
         let those = packets.get(self.of).few(MOST_ASKED).filter(|_| !self.unknown)?;
         let those = those.filter(|was| now(*was).is_some_and(&holds));
-        Some(FieldMatch::of(packets, self.of, &Set::each(those)))
+        Some(FieldMatch::of(packets, self.of, &RangeSet::each(those)))
     }
 }
 
-pub(super) fn of_net(net: &IpNet) -> Set {
-    Set::range(number(net.network()), number(net.broadcast()))
+pub(super) fn of_net(net: &IpNet) -> RangeSet {
+    RangeSet::range(number(net.network()), number(net.broadcast()))
 }
 
 pub(crate) fn number(address: IpAddr) -> u128 {
@@ -261,30 +261,30 @@ pub(crate) fn number(address: IpAddr) -> u128 {
 }
 
 /// The loopback addresses of a family.
-pub(super) fn loopback(family: Family) -> Set {
+pub(super) fn loopback(family: Family) -> RangeSet {
     match family {
-        Family::V4 => Set::range(0x7f00_0000, 0x7fff_ffff),
-        Family::V6 => Set::one(1),
+        Family::V4 => RangeSet::range(0x7f00_0000, 0x7fff_ffff),
+        Family::V6 => RangeSet::one(1),
     }
 }
 
 /// Addresses of one link alone.
-pub(super) fn link_local(family: Family) -> Set {
+pub(super) fn link_local(family: Family) -> RangeSet {
     match family {
         // 169.254.0.0/16
-        Family::V4 => Set::range(0xa9fe_0000, 0xa9fe_ffff),
+        Family::V4 => RangeSet::range(0xa9fe_0000, 0xa9fe_ffff),
         // fe80::/10
-        Family::V6 => Set::range(0xfe80 << 112, (0xfec0_u128 << 112).saturating_sub(1)),
+        Family::V6 => RangeSet::range(0xfe80 << 112, (0xfec0_u128 << 112).saturating_sub(1)),
     }
 }
 
 /// Names of interfaces as numbers: their bytes, so that those with the same beginning lie next to each other.
-pub(super) fn of_interface(name: &InterfaceName) -> Set {
+pub(super) fn of_interface(name: &InterfaceName) -> RangeSet {
     if name.is_prefix() {
         let (first, last) = beginning(name.name());
-        Set::range(first, last)
+        RangeSet::range(first, last)
     } else {
-        Set::one(interface(name.name()))
+        RangeSet::one(interface(name.name()))
     }
 }
 
@@ -296,12 +296,12 @@ fn beginning(start: &str) -> (u128, u128) {
 }
 
 /// Names of interfaces, each of which may end in `*`.
-pub(super) fn of_names(names: &[String]) -> Set {
+pub(super) fn of_names(names: &[String]) -> RangeSet {
     let ranges = names.iter().map(|name| match name.strip_suffix('*') {
         None => (interface(name), interface(name)),
         Some(start) => beginning(start),
     });
-    Set::of(ranges.collect())
+    RangeSet::of(ranges.collect())
 }
 
 /// The number of `lo`.
@@ -334,8 +334,8 @@ mod tests {
     #[test]
     fn a_mark_changed_in_some_bits_keeps_the_others() {
         let mut packets = Packets::all(Family::V4);
-        packets.set_one(Field::Mark, 0xff_u32);
-        let mark = MarkNow::of(Field::Mark).changed(0xf, 0x1);
+        packets.set_one(VariedField::Mark, 0xff_u32);
+        let mark = MarkNow::of(VariedField::Mark).changed(0xf, 0x1);
         assert_eq!(mark.value(&packets), Some(0xf1));
         assert_eq!(mark.changed(0xf0, 0x20).value(&packets), Some(0x21));
         assert_eq!(mark.changed(u32::MAX, 7).value(&packets), Some(7));
@@ -346,8 +346,8 @@ mod tests {
     #[test]
     fn bits_of_a_mark_are_cleared_first_and_flipped_then() {
         let mut packets = Packets::all(Family::V4);
-        packets.set(Field::Mark, Set::one(0xd));
-        let changed = MarkNow::of(Field::Mark).changed(0x3, 0x6);
+        packets.set(VariedField::Mark, RangeSet::one(0xd));
+        let changed = MarkNow::of(VariedField::Mark).changed(0x3, 0x6);
         assert_eq!(changed.value(&packets), Some(0xa));
         assert_eq!(changed.changed(0x2, 0x8).value(&packets), Some(0x0));
         assert_eq!(MarkNow::is(7).changed(0, 0x2).value(&packets), Some(5));
@@ -362,9 +362,9 @@ mod tests {
     #[test]
     fn which_of_many_marks_a_changed_one_was_is_unknown() {
         let mut packets = Packets::all(Family::V4);
-        packets.set(Field::Mark, Set::range(0, 0x2000));
-        let is_in = |mark: MarkNow| mark.is_in(&packets, &Set::range(0x3000, 0x4000));
-        let mark = MarkNow::of(Field::Mark);
+        packets.set(VariedField::Mark, RangeSet::range(0, 0x2000));
+        let is_in = |mark: MarkNow| mark.is_in(&packets, &RangeSet::range(0x3000, 0x4000));
+        let mark = MarkNow::of(VariedField::Mark);
         assert!(matches!(is_in(mark), FieldMatch::No));
         for changed in [mark.changed(0xf, 0), mark.changed(0xf, 1), MarkNow::unknown()] {
             assert!(matches!(is_in(changed), FieldMatch::Unknown));
@@ -374,17 +374,20 @@ mod tests {
     #[test]
     fn of_few_marks_each_is_asked_whatever_the_mask() {
         let mut packets = Packets::all(Family::V4);
-        packets.set(Field::Mark, Set::of([(0, 3), (0x4000, 0x4000)].into()));
-        let mark = MarkNow::of(Field::Mark);
-        let odd = Set::of([(1, 1), (3, 3)].into());
-        assert_eq!(mark.has(&packets, 1, 1), FieldMatch::For(Field::Mark, odd.clone()));
+        packets.set(VariedField::Mark, RangeSet::of([(0, 3), (0x4000, 0x4000)].into()));
+        let mark = MarkNow::of(VariedField::Mark);
+        let odd = RangeSet::of([(1, 1), (3, 3)].into());
+        assert_eq!(mark.has(&packets, 1, 1), FieldMatch::For(VariedField::Mark, odd.clone()));
         assert_eq!(
             mark.changed(0xf000, 0x8000).has(&packets, 0x8001, 0xf001),
-            FieldMatch::For(Field::Mark, odd)
+            FieldMatch::For(VariedField::Mark, odd)
         );
-        assert_eq!(mark.has(&packets, 0x4000, 0x4000), FieldMatch::For(Field::Mark, Set::one(0x4000)));
+        assert_eq!(
+            mark.has(&packets, 0x4000, 0x4000),
+            FieldMatch::For(VariedField::Mark, RangeSet::one(0x4000))
+        );
         assert_eq!(mark.has(&packets, 0x8000, 0x8000), FieldMatch::No);
-        let many = packets.with(Field::Mark, Set::range(0, u32::MAX.into()));
+        let many = packets.with(VariedField::Mark, RangeSet::range(0, u32::MAX.into()));
         assert_eq!(mark.has(&many, 0x4000, 0x4000), FieldMatch::Unknown);
     }
 }

@@ -7,10 +7,10 @@
 use super::{
     Packet, Sender, TraceRules,
     interference::{example, multicast},
-    packets::{Field, Packets, interface, link_local, loopback, number},
+    packets::{Packets, VariedField, interface, link_local, loopback, number},
     routes::RouteEnd,
-    set::Set,
-    walk::{Lookup, Routed, routed},
+    set::RangeSet,
+    walk::{RouteLookup, Routed, routed},
 };
 use netfilter_state::{
     route_tables::{PolicyRule, Route, RouteKind, RouteTables, RuleAction},
@@ -82,7 +82,7 @@ impl fmt::Display for Taken {
 /// Why a plan's policy routing cannot work in a namespace, wherever it stands.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Obstacle {
+pub enum RoutingObstacle {
     /// Another program's policy rule is about the very mark.
     MarkInUse(Box<Taken>),
     /// Something takes the packets first, whatever the priority.
@@ -91,7 +91,7 @@ pub enum Obstacle {
     NoTable(RouteTable, String),
 }
 
-impl fmt::Display for Obstacle {
+impl fmt::Display for RoutingObstacle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("does not converge: ")?;
         match self {
@@ -122,7 +122,7 @@ pub struct Placement {
     /// What keeps the policy routing that is there from its effect.
     pub flaws: Vec<Taken>,
     /// Why it cannot have it at all.
-    pub obstacle: Option<Obstacle>,
+    pub obstacle: Option<RoutingObstacle>,
 }
 
 impl Placement {
@@ -136,7 +136,7 @@ impl Placement {
         let table = match seen.table() {
             Ok(table) => table,
             Err(why) => {
-                placement.obstacle = Some(Obstacle::NoTable(wanted.table(), why));
+                placement.obstacle = Some(RoutingObstacle::NoTable(wanted.table(), why));
                 return placement;
             }
         };
@@ -150,7 +150,7 @@ impl Placement {
                 }
                 // Another place would not change what no policy rule does.
                 if let Some(taken) = taken.as_ref().filter(|taken| taken.rule.is_none()) {
-                    placement.obstacle = Some(Obstacle::ValueKind(Box::new(taken.clone())));
+                    placement.obstacle = Some(RoutingObstacle::ValueKind(Box::new(taken.clone())));
                     return placement;
                 }
                 placement.flaws.extend(taken);
@@ -303,13 +303,13 @@ impl Seen<'_> {
         families: &[Family],
         table: RouteTable,
         flaws: &[Taken],
-    ) -> Result<Option<u32>, Obstacle> {
+    ) -> Result<Option<u32>, RoutingObstacle> {
         let takes = |flaw: &&Taken| {
             let rules = self.rules(flaw.family).filter(|rule| rule.unknown.is_empty()).cloned().collect();
             flaw.is_certain && self.ways(flaw.family, table, rules).iter().all(|way| way.taken.is_none())
         };
         match flaws.iter().find(takes) {
-            Some(flaw) => Err(Obstacle::ValueKind(Box::new(flaw.clone()))),
+            Some(flaw) => Err(RoutingObstacle::ValueKind(Box::new(flaw.clone()))),
             None => self.priority(families, table, false),
         }
     }
@@ -321,7 +321,7 @@ impl Seen<'_> {
         families: &[Family],
         table: RouteTable,
         strictly: bool,
-    ) -> Result<Option<u32>, Obstacle> {
+    ) -> Result<Option<u32>, RoutingObstacle> {
         // What another program does with the mark would end, wherever its rule stands.
         let in_use = families.iter().find_map(|family| {
             let others = self.rules(*family).filter(|rule| self.leads(rule).is_none()).cloned().collect();
@@ -329,7 +329,7 @@ impl Seen<'_> {
             taken.find(|taken| taken.rule.as_ref().is_some_and(|rule| self.names_mark(rule)))
         });
         if let Some(taken) = in_use {
-            return Err(Obstacle::MarkInUse(Box::new(taken)));
+            return Err(RoutingObstacle::MarkInUse(Box::new(taken)));
         }
         let used: BTreeSet<u32> = self.tables.rules.iter().map(|rule| rule.priority).collect();
         let mut priority = self.wanted.priority();
@@ -340,14 +340,14 @@ impl Seen<'_> {
                 self.ways(*family, table, rules).into_iter().find_map(|way| way.taken)
             });
             let Some(taken) = taken else { return Ok(priority) };
-            let Some(rule) = &taken.rule else { return Err(Obstacle::ValueKind(Box::new(taken))) };
+            let Some(rule) = &taken.rule else { return Err(RoutingObstacle::ValueKind(Box::new(taken))) };
             let limit = rule.priority.min(priority.unwrap_or(u32::MAX));
             // The kernel puts a rule behind those of the same priority, and its own is at 0.
             let next = (1..limit).rev().find(|next| !used.contains(next)).or((limit > 0).then_some(0));
-            let Some(next) = next else { return Err(Obstacle::ValueKind(Box::new(taken))) };
+            let Some(next) = next else { return Err(RoutingObstacle::ValueKind(Box::new(taken))) };
             priority = Some(next);
         }
-        Err(Obstacle::NoTable(table, "too many policy rules".to_string()))
+        Err(RoutingObstacle::NoTable(table, "too many policy rules".to_string()))
     }
 
     /// Whether another program's policy rule is about packets with the plan's mark, and not by chance.
@@ -392,7 +392,7 @@ impl Seen<'_> {
             .filter(|route| [RouteTables::LOCAL, RouteTables::MAIN].contains(&route.table))
             .filter_map(|route| route.interface.as_deref())
             .filter(|name| *name != "lo");
-        let interfaces = Set::each(names.map(interface));
+        let interfaces = RangeSet::each(names.map(interface));
         let tables = RouteTables {
             rules,
             routes,
@@ -400,14 +400,15 @@ impl Seen<'_> {
             complete: self.tables.complete,
         };
         let walked = TraceRules::of_ruleset(&HookedRules::default(), &[], family, None).with_routes(&tables);
-        let ends = |packets: Packets, lookup: Lookup| routed(&walked, packets, lookup);
-        let own = Set::each(own_addresses.iter().copied().map(number));
-        let here = walked.routes.as_ref().map_or_else(Set::empty, |routes| routes.of_nobody_else.clone());
+        let ends = |packets: Packets, lookup: RouteLookup| routed(&walked, packets, lookup);
+        let own = RangeSet::each(own_addresses.iter().copied().map(number));
+        let here =
+            walked.routes.as_ref().map_or_else(RangeSet::empty, |routes| routes.of_nobody_else.clone());
         let nobody = here.or(&loopback(family)).or(&multicast(family)).or(&link_local(family));
-        let far = nobody.complement(Field::Destination.most(family));
+        let far = nobody.complement(VariedField::Destination.most(family));
         let mark = self.wanted.mark().value();
         let mut first = Packets::all(family);
-        first.set_one(Field::Protocol, Protocol::Tcp.number());
+        first.set_one(VariedField::Protocol, Protocol::Tcp.number());
         let mut ways = Vec::new();
         let ours = tables.rules.iter().position(|rule| self.leads(rule) == Some(table));
         let mut add = |traffic: MarkedTraffic, ended: Vec<Routed>| {
@@ -415,27 +416,30 @@ impl Seen<'_> {
         };
         // An answer is routed without the mark first, and with it once the rules of the mesh have restored it.
         let answers = first
-            .with(Field::Flags, Set::one((TcpFlags::SYN | TcpFlags::ACK).into()))
-            .with(Field::Source, own.clone())
-            .with(Field::Destination, far.clone())
-            .with(Field::Interface, interfaces.clone())
-            .with(Field::Mark, Set::one(0));
-        for sent in ends(answers, Lookup::Sent) {
+            .with(VariedField::Flags, RangeSet::one((TcpFlags::SYN | TcpFlags::ACK).into()))
+            .with(VariedField::Source, own.clone())
+            .with(VariedField::Destination, far.clone())
+            .with(VariedField::Interface, interfaces.clone())
+            .with(VariedField::Mark, RangeSet::one(0));
+        for sent in ends(answers, RouteLookup::Sent) {
             if sent.end != RouteEnd::Lost {
                 add(
                     MarkedTraffic::Answers,
-                    ends(sent.packets.with(Field::Mark, Set::one(mark.into())), Lookup::Again),
+                    ends(
+                        sent.packets.with(VariedField::Mark, RangeSet::one(mark.into())),
+                        RouteLookup::Again,
+                    ),
                 );
             }
         }
         if self.plan.data_plane() == DataPlane::Sidecar {
             let arrivals = first
-                .with(Field::Flags, Set::one(TcpFlags::SYN.into()))
-                .with(Field::Source, far.clone())
-                .with(Field::Destination, far.or(&own))
-                .with(Field::Interface, interfaces)
-                .with(Field::Mark, Set::one(mark.into()));
-            add(MarkedTraffic::Arrivals, ends(arrivals, Lookup::Arrives));
+                .with(VariedField::Flags, RangeSet::one(TcpFlags::SYN.into()))
+                .with(VariedField::Source, far.clone())
+                .with(VariedField::Destination, far.or(&own))
+                .with(VariedField::Interface, interfaces)
+                .with(VariedField::Mark, RangeSet::one(mark.into()));
+            add(MarkedTraffic::Arrivals, ends(arrivals, RouteLookup::Arrives));
         }
         ways
     }

@@ -2,8 +2,8 @@
 //! routes of each table, the longest prefix first.
 
 use super::{
-    packets::{Field, interface, of_net},
-    set::Set,
+    packets::{VariedField, interface, of_net},
+    set::RangeSet,
 };
 use netfilter_state::route_tables::{PolicyRule, Route, RouteKind, RouteTables, RuleAction};
 use redirect_core::values::Family;
@@ -16,9 +16,9 @@ pub(super) struct Routes {
     tables: BTreeMap<u32, Vec<RouteStep>>,
     pub(super) loopback_is_up: bool,
     /// The addresses with a local route, and broadcast addresses: no other host has them.
-    pub(super) of_nobody_else: Set,
+    pub(super) of_nobody_else: RangeSet,
     /// The addresses that are the namespace's own by the routes to them.
-    pub(super) local: Set,
+    pub(super) local: RangeSet,
     /// Whether a mark may lead elsewhere than no mark, ...
     pub(super) looks_at_marks: bool,
     /// ... and whether another class of traffic may: `tos` is among what is not modelled.
@@ -57,7 +57,7 @@ pub(super) enum RuleEnd {
 #[derive(Debug, Clone)]
 pub(super) struct RouteStep {
     /// The destinations.
-    pub(super) to: Set,
+    pub(super) to: RangeSet,
     /// The length of the prefix.
     length: u8,
     pub(super) leads: RouteEnd,
@@ -69,14 +69,14 @@ pub(super) struct RouteStep {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum RouteTest {
     Mark(u32, u32),
-    From(Set),
-    To(Set),
+    From(RangeSet),
+    To(RangeSet),
     /// Protocol or ports.
-    Of(Field, Set),
+    Of(VariedField, RangeSet),
     /// It came in by this interface; by `lo`, if the pod sends it.
     CameIn(u128),
     /// The user of its socket.
-    Users(Set),
+    Users(RangeSet),
     /// A socket is bound to an interface; assumed of none.
     Bound,
     /// Undetermined.
@@ -171,7 +171,7 @@ impl Routes {
             while let Some(next) = routes.next_if(joins) {
                 to.extend_from_slice(of_net(&next.to).ranges());
             }
-            steps.push(RouteStep { to: Set::of(to), length, leads, words: self.of_routes.len() });
+            steps.push(RouteStep { to: RangeSet::of(to), length, leads, words: self.of_routes.len() });
             self.of_routes.push(format!("route {first}"));
         }
         steps
@@ -232,21 +232,21 @@ fn has_local_of_others(tables: &RouteTables) -> bool {
 }
 
 /// The addresses with routes of these kinds in the table of the namespace's own addresses.
-fn delivered_here(tables: &RouteTables, family: Family) -> Set {
+fn delivered_here(tables: &RouteTables, family: Family) -> RangeSet {
     let is_kind = |kind| matches!(kind, RouteKind::Local | RouteKind::Broadcast | RouteKind::Anycast);
     let is_local = |route: &&Route| {
         route.family == family && route.table == RouteTables::LOCAL && is_kind(route.kind) && !route.unknown
     };
     let ranges = tables.routes.iter().filter(is_local).flat_map(|route| of_net(&route.to).ranges().to_vec());
-    Set::of(ranges.collect())
+    RangeSet::of(ranges.collect())
 }
 
 /// The addresses that the most specific route in that table calls local.
-fn local(tables: &RouteTables, family: Family) -> Set {
+fn local(tables: &RouteTables, family: Family) -> RangeSet {
     let of_table = |route: &&Route| route.family == family && route.table == RouteTables::LOCAL;
     let mut routes: Vec<&Route> = tables.routes.iter().filter(of_table).collect();
     routes.sort_by_key(|route| (route.to.prefix_len(), Reverse(route.metric)));
-    routes.into_iter().fold(Set::empty(), |all, route| {
+    routes.into_iter().fold(RangeSet::empty(), |all, route| {
         let to = of_net(&route.to);
         if route.kind == RouteKind::Local { all.or(&to) } else { all.without(&to) }
     })
@@ -254,16 +254,17 @@ fn local(tables: &RouteTables, family: Family) -> Set {
 
 fn tests_of(rule: &PolicyRule) -> Vec<RouteTest> {
     let mut tests = Vec::new();
-    let range = |(first, last): (u16, u16)| Set::range(first.into(), last.into());
+    let range = |(first, last): (u16, u16)| RangeSet::range(first.into(), last.into());
     tests.extend(rule.mark.map(|(value, mask)| RouteTest::Mark(value & mask, mask)));
     tests.extend(rule.from.as_ref().map(|net| RouteTest::From(of_net(net))));
     tests.extend(rule.to.as_ref().map(|net| RouteTest::To(of_net(net))));
-    tests.extend(rule.protocol.map(|one| RouteTest::Of(Field::Protocol, Set::one(one.into()))));
-    tests.extend(rule.source_ports.map(|ports| RouteTest::Of(Field::SourcePort, range(ports))));
-    tests.extend(rule.ports.map(|ports| RouteTest::Of(Field::Port, range(ports))));
+    tests.extend(rule.protocol.map(|one| RouteTest::Of(VariedField::Protocol, RangeSet::one(one.into()))));
+    tests.extend(rule.source_ports.map(|ports| RouteTest::Of(VariedField::SourcePort, range(ports))));
+    tests.extend(rule.ports.map(|ports| RouteTest::Of(VariedField::Port, range(ports))));
     tests.extend(rule.out_interface.as_ref().map(|_| RouteTest::Bound));
     tests.extend(rule.in_interface.as_deref().map(|name| RouteTest::CameIn(interface(name))));
-    tests.extend(rule.users.map(|(first, last)| RouteTest::Users(Set::range(first.into(), last.into()))));
+    tests
+        .extend(rule.users.map(|(first, last)| RouteTest::Users(RangeSet::range(first.into(), last.into()))));
     tests.extend(rule.unknown.first().map(|_| RouteTest::Unknown));
     tests
 }

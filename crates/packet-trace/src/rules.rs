@@ -13,17 +13,17 @@ use planned::Planned;
 use runs::{Run, find_runs};
 
 use super::{
-    Origin, RuleLocation,
-    packets::{Field, LO, interface, link_local, loopback, number, of_names},
+    RuleLocation, RuleOrigin,
+    packets::{LO, VariedField, interface, link_local, loopback, number, of_names},
     routes::Routes,
-    set::Set,
+    set::RangeSet,
 };
 use netfilter_state::{
     route_tables::RouteTables,
     routing::{FoundRouting, RoutingItem},
     ruleset::{
-        Api, Base, ChainState, Condition, Direction, HookList, HookOwner, HookedRules, KernelRule, Plain,
-        Statement, TableFamily, TableName, TableState, VerdictMap,
+        Api, Base, ChainState, Condition, HookList, HookOwner, HookedRules, InterfaceDirection, KernelRule,
+        Plain, Statement, TableFamily, TableName, TableState, VerdictMap,
     },
     saved::Dump,
 };
@@ -57,17 +57,17 @@ pub struct TraceRules {
     /// The hooks with base chains whose order is unknown.
     ties: BTreeSet<Hook>,
     /// The base chains that hang on interfaces, with the names of those.
-    devices: Vec<(Direction, Set, usize)>,
+    devices: Vec<(InterfaceDirection, RangeSet, usize)>,
     /// Where connection tracking begins, if the kernel says.
     tracking: BTreeMap<Hook, usize>,
     /// Packets with these marks are delivered to the pod itself, whatever their destination.
     pub(super) local_marks: Vec<MaskedMark>,
     /// The addresses of the network namespace, where they are known.
-    pub(super) addresses: Option<Set>,
+    pub(super) addresses: Option<RangeSet>,
     /// To which address REDIRECT sends what comes in by an interface, where that is known.
     pub(super) receivers: Option<Receivers>,
     /// The interfaces by which it reaches others; all but loopback, where they are not known.
-    pub(super) links: Set,
+    pub(super) links: RangeSet,
     /// Its policy rules and routes, where they are known.
     pub(super) routes: Option<Routes>,
     /// The rules and policies whose effect is meant, and who accepts each.
@@ -109,7 +109,7 @@ pub struct MeshRule<'a> {
     /// Its text, and its counter.
     pub rule: &'a KernelRule,
     /// The settings behind it: one rule with a set may stand for several of a plan. Empty without a plan, or if the rule is not the plan's.
-    pub origins: Vec<Origin>,
+    pub origins: Vec<RuleOrigin>,
 }
 
 #[derive(Debug, Clone)]
@@ -134,7 +134,7 @@ pub(super) struct WalkedRule {
     /// One for each statement.
     pub(super) leads: Vec<Next>,
     /// The settings behind it. One rule with a set stands for several of a plan, each of which is about the packets of its test.
-    pub(super) origins: Vec<(Option<Test>, Origin)>,
+    pub(super) origins: Vec<(Option<Test>, RuleOrigin)>,
     /// Whether it is one of the mesh's.
     pub(super) is_own: bool,
     /// The rules that begin with this one and differ in the values of one field only, if several do.
@@ -163,14 +163,14 @@ pub(super) enum Next {
 pub(super) enum Answers {
     /// Of the values of one field, by ranges in order and apart; of all others the last. Each is the number of a verdict, and of all verdicts that
     /// are the same, the first.
-    OfField(Field, Vec<(u128, u128, usize)>, Option<usize>, BTreeMap<usize, Option<usize>>),
+    OfField(VariedField, Vec<(u128, u128, usize)>, Option<usize>, BTreeMap<usize, Option<usize>>),
     /// Of several fields at once: its elements, in the order in which they are asked.
-    Each(Vec<Element>),
+    Each(Vec<MapElement>),
 }
 
 /// An element of a map.
 #[derive(Debug, Clone)]
-pub(super) struct Element {
+pub(super) struct MapElement {
     /// Whether a packet has its values.
     pub(super) test: Test,
     /// The number of its verdict, ...
@@ -237,7 +237,7 @@ impl TraceRules {
                 let ours = if let Chain::Ours(ours) = &chain { Some(*ours) } else { None };
                 let rules_of_chain = planned.iter().map(|planned| {
                     let mut rule = WalkedRule::of(seen(planned.rule()), family);
-                    (rule.origins, rule.is_own) = ([(None, Origin::of(planned))].into(), true);
+                    (rule.origins, rule.is_own) = ([(None, RuleOrigin::of(planned))].into(), true);
                     rule
                 });
                 let walked = WalkedChain {
@@ -323,7 +323,7 @@ impl TraceRules {
     #[must_use]
     pub fn with_addresses(mut self, addresses: &[IpAddr]) -> Self {
         let own = addresses.iter().filter(|address| Family::of(address) == self.family);
-        self.addresses = Some(Set::each(own.copied().map(number)).or(&loopback(self.family)));
+        self.addresses = Some(RangeSet::each(own.copied().map(number)).or(&loopback(self.family)));
         self
     }
 
@@ -346,7 +346,7 @@ impl TraceRules {
     /// The same, of a network namespace that reaches others by these interfaces alone, if any is named.
     pub(crate) fn with_links(mut self, names: &[String]) -> Self {
         if !names.is_empty() {
-            self.links = Set::each(names.iter().map(|name| interface(name)));
+            self.links = RangeSet::each(names.iter().map(|name| interface(name)));
         }
         self
     }
@@ -357,7 +357,7 @@ impl TraceRules {
     }
 
     /// Marks by which rules of other programs distinguish packets.
-    pub(super) fn marks_asked(&self) -> Set {
+    pub(super) fn marks_asked(&self) -> RangeSet {
         let foreign = self.chains.iter().flat_map(|chain| &chain.rules).filter(|rule| !rule.is_own);
         let mut marks = Marks::default();
         foreign.for_each(|rule| rule.each_test(&mut |test| marks.add(test)));
@@ -383,7 +383,7 @@ impl TraceRules {
             local_marks: Vec::new(),
             addresses: None,
             receivers: None,
-            links: Set::one(LO).complement(u128::MAX),
+            links: RangeSet::one(LO).complement(u128::MAX),
             routes: None,
             accepted: BTreeMap::new(),
         }
@@ -534,7 +534,10 @@ impl TraceRules {
     }
 
     /// The base chains of interfaces, each with the names of its own.
-    pub(super) fn on_devices(&self, direction: Direction) -> impl Iterator<Item = (&Set, usize)> {
+    pub(super) fn on_devices(
+        &self,
+        direction: InterfaceDirection,
+    ) -> impl Iterator<Item = (&RangeSet, usize)> {
         let all = self.devices.iter().filter(move |(of, ..)| *of == direction);
         all.map(|(_, names, number)| (names, *number))
     }
@@ -603,8 +606,8 @@ fn cost(tests: &[Test]) -> usize {
 const fn base_of_device(device: &netfilter_state::ruleset::DeviceBase) -> Base {
     // The nearest hook of IP stands in; the chain is not registered there.
     let hook = match device.direction {
-        Direction::Ingress => Hook::Prerouting,
-        Direction::Egress => Hook::Postrouting,
+        InterfaceDirection::Ingress => Hook::Prerouting,
+        InterfaceDirection::Egress => Hook::Postrouting,
     };
     Base { hook, priority: device.priority, is_nat: false, drops: device.drops, reroutes: false }
 }
@@ -743,7 +746,7 @@ impl Answers {
             let element = |verdict: usize| {
                 let values = map.among.values.get(verdict)?;
                 let test = Test::of_values(&map.among.selectors, values, family);
-                Some(Element { test, verdict, to: map.verdicts.get(verdict).and_then(chain) })
+                Some(MapElement { test, verdict, to: map.verdicts.get(verdict).and_then(chain) })
             };
             Self::Each(map.asked().filter_map(element).collect())
         })

@@ -7,7 +7,7 @@ use std::{
 
 /// Ranges in order, both ends included, no two of which touch.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub(crate) struct Set(Ranges);
+pub(crate) struct RangeSet(Ranges);
 
 /// Most sets are one range, and walks copy them constantly: only larger sets allocate.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -28,13 +28,13 @@ impl From<Vec<(u128, u128)>> for Ranges {
     }
 }
 
-impl PartialOrd for Set {
+impl PartialOrd for RangeSet {
     fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
         Some(self.cmp(other))
     }
 }
 
-impl Ord for Set {
+impl Ord for RangeSet {
     fn cmp(&self, other: &Self) -> Ordering {
         self.ranges().cmp(other.ranges())
     }
@@ -48,7 +48,7 @@ pub(super) enum SetRelation {
     Across,
 }
 
-impl Set {
+impl RangeSet {
     pub(super) const fn empty() -> Self {
         Self(Ranges::None)
     }
@@ -247,14 +247,14 @@ impl Set {
 }
 
 /// The numbers of 32 bits that have `value` in the bits of `mask`; `None` where these are too many ranges.
-pub(super) fn masked(value: u32, mask: u32) -> Option<Set> {
+pub(super) fn masked(value: u32, mask: u32) -> Option<RangeSet> {
     /// Limit on free bits above a mask's lowest bit: each doubles the ranges.
     const MOST_FREE: u32 = 16;
     if value & !mask != 0 {
-        return Some(Set::empty());
+        return Some(RangeSet::empty());
     }
     if mask == 0 {
-        return Some(Set::range(0, u128::from(u32::MAX)));
+        return Some(RangeSet::range(0, u128::from(u32::MAX)));
     }
     let low = mask.trailing_zeros();
     // Below the lowest bit of the mask all values are contiguous.
@@ -270,7 +270,7 @@ pub(super) fn masked(value: u32, mask: u32) -> Option<Set> {
         let first = value | subset;
         ranges.push((u128::from(first), u128::from(first | below)));
         if subset == free {
-            return Some(Set::of(ranges));
+            return Some(RangeSet::of(ranges));
         }
         subset = subset.wrapping_sub(free) & free;
     }
@@ -281,9 +281,9 @@ mod tests {
     use super::*;
     use proptest::{collection::vec, prelude::*};
 
-    fn sets() -> impl Strategy<Value = Set> {
+    fn sets() -> impl Strategy<Value = RangeSet> {
         vec((0_u128..40, 0_u128..6), 0..5).prop_map(|ranges| {
-            Set::of(ranges.into_iter().map(|(first, more)| (first, first + more)).collect())
+            RangeSet::of(ranges.into_iter().map(|(first, more)| (first, first + more)).collect())
         })
     }
 
@@ -316,8 +316,8 @@ mod tests {
 
         #[test]
         fn few_ranges_lie_to_many_as_each_of_their_values(few in (0_u128..400, 0_u128..40), holes in vec(0_u128..400, 0..90)) {
-            let many = Set::each(holes);
-            let few = Set::range(few.0, few.0 + few.1);
+            let many = RangeSet::each(holes);
+            let few = RangeSet::range(few.0, few.0 + few.1);
             for many in [many.clone(), many.complement(400), many.and(&few)] {
                 let (both, rest) = (many.and(&few), many.without(&few));
                 let expected = match (both.is_empty(), rest.is_empty()) {

@@ -1,6 +1,6 @@
 //! A trace for people, at most 80 columns wide where words allow a break.
 
-use super::{Interface, Origin, Outcome, Packet, PacketEdit, Sender, Trace, TraceEvent};
+use super::{Interface, Outcome, Packet, PacketEdit, RuleOrigin, Sender, Trace, TraceEvent};
 use netfilter_state::ruleset::Plain;
 use redirect_core::{rule::Hook, settings::Source};
 
@@ -62,7 +62,7 @@ impl Trace {
 }
 
 /// The setting, and its source; a program that made it without a name for it names it by its own words alone.
-fn said(origin: &Origin) -> String {
+fn said(origin: &RuleOrigin) -> String {
     let name = origin.setting.setting().name();
     if let Source::Caller(words) = origin.source {
         words.to_owned()

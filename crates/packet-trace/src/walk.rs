@@ -14,15 +14,15 @@ mod notes;
 mod routes;
 mod statements;
 
-pub(super) use routes::{Lookup, Routed, routed};
+pub(super) use routes::{RouteLookup, Routed, routed};
 
 use super::{
     Fate, Outcome, RuleLocation, TraceEvent, Unknown,
-    packets::{Field, LO, MarkNow, Packets},
+    packets::{LO, MarkNow, Packets, VariedField},
     rules::{ChainRule, TraceRules, WalkedChain, WalkedRule},
-    set::Set,
+    set::RangeSet,
 };
-use netfilter_state::ruleset::Direction;
+use netfilter_state::ruleset::InterfaceDirection;
 use redirect_core::rule::{Hook, Protocol};
 use std::{
     collections::BTreeSet,
@@ -132,13 +132,13 @@ impl Ways {
 
 /// How much work may be done: a rule met costs one, and more if it compares many ranges.
 #[derive(Debug)]
-pub(super) struct Work {
+pub(super) struct WorkBudget {
     pub(super) left: usize,
     /// The chain in which it came to an end: of all walks, of the first.
     pub(super) ended_in: Option<usize>,
 }
 
-impl Work {
+impl WorkBudget {
     /// As much as this.
     pub(super) const fn of(left: usize) -> Self {
         Self { left, ended_in: None }
@@ -162,7 +162,7 @@ pub(super) fn all(
     rules: &TraceRules,
     packets: &Packets,
     given: &WalkInput,
-    work: &mut Work,
+    work: &mut WorkBudget,
     records: bool,
 ) -> Ways {
     let mut found = first(rules, packets, given, work, records);
@@ -183,20 +183,26 @@ pub(super) fn all(
 /// The ways of a lost packet when TCP repeats it, if they may differ. What a pod sends to itself is lost on its way in, when
 /// connection tracking has kept the connection on its way out, mark and all; rules that ask for that mark then treat the
 /// repetition otherwise.
-fn repeated(rules: &TraceRules, way: &TracePath, given: &WalkInput, work: &mut Work) -> Option<Ways> {
+fn repeated(rules: &TraceRules, way: &TracePath, given: &WalkInput, work: &mut WorkBudget) -> Option<Ways> {
     let remembered = way.remembered?;
-    let packets = way.packets.clone().with(Field::ConnMark, Set::one(remembered.mark.into()));
+    let packets = way.packets.clone().with(VariedField::ConnMark, RangeSet::one(remembered.mark.into()));
     let given = WalkInput { repeats: Some(remembered), ..given.clone() };
     let mut ways = first(rules, &packets, &given, work, false);
     for way_again in &mut ways.ways {
         // They are the packets that were lost, whatever the connection remembers.
-        way_again.packets.set(Field::ConnMark, way.packets.get(Field::ConnMark).clone());
+        way_again.packets.set(VariedField::ConnMark, way.packets.get(VariedField::ConnMark).clone());
     }
     Some(ways)
 }
 
 /// Every way that packets take, if they are sent once.
-fn first(rules: &TraceRules, packets: &Packets, given: &WalkInput, work: &mut Work, records: bool) -> Ways {
+fn first(
+    rules: &TraceRules,
+    packets: &Packets,
+    given: &WalkInput,
+    work: &mut WorkBudget,
+    records: bool,
+) -> Ways {
     let mut found = Ways::default();
     let mut known = BTreeSet::new();
     let mut open = Vec::from([Walk::new(rules, packets.clone(), given, records)]);
@@ -275,7 +281,7 @@ enum Point {
     /// It comes to a hook.
     Hook(Hook),
     /// An interface receives or sends it.
-    Device(Direction),
+    Device(InterfaceDirection),
     /// It comes to the next base chain of the hook or interface.
     Base,
     /// It comes to the next rule of the chain it is in.
@@ -292,9 +298,9 @@ enum Point {
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Split {
     /// Its packets differ in whether they have one of these values.
-    By(Field, Set),
+    By(VariedField, RangeSet),
     /// They differ in which of these sets their values are in.
-    Into(Field, Vec<Set>),
+    Into(VariedField, Vec<RangeSet>),
     /// Unknown.
     Unknown(Unknown),
 }
@@ -302,9 +308,11 @@ enum Split {
 impl Split {
     fn unknown(&self) -> Option<Unknown> {
         match self {
-            Self::By(Field::Interface, _) => Some(Unknown::Interface),
-            Self::By(Field::Source, _) | Self::Into(Field::Source, _) => Some(Unknown::Source),
-            Self::By(Field::SourcePort, _) | Self::Into(Field::SourcePort, _) => Some(Unknown::SourcePort),
+            Self::By(VariedField::Interface, _) => Some(Unknown::Interface),
+            Self::By(VariedField::Source, _) | Self::Into(VariedField::Source, _) => Some(Unknown::Source),
+            Self::By(VariedField::SourcePort, _) | Self::Into(VariedField::SourcePort, _) => {
+                Some(Unknown::SourcePort)
+            }
             Self::By(..) | Self::Into(..) => None,
             Self::Unknown(unknown) => Some(unknown.clone()),
         }
@@ -358,7 +366,7 @@ struct Now {
     point: Point,
     hook: Hook,
     /// Whether it is at an interface, before or behind that hook.
-    device: Option<Direction>,
+    device: Option<InterfaceDirection>,
     /// The base chains of the hook or interface that are to come.
     to_come: Vec<usize>,
     /// The base chain it is in, ...
@@ -401,10 +409,10 @@ struct Now {
 
 impl Now {
     fn of(packets: Packets, is_local: bool) -> Self {
-        let (mark, connection_mark) = (MarkNow::of(Field::Mark), MarkNow::of(Field::ConnMark));
+        let (mark, connection_mark) = (MarkNow::of(VariedField::Mark), MarkNow::of(VariedField::ConnMark));
         Self {
             packets,
-            point: if is_local { Point::Sent } else { Point::Device(Direction::Ingress) },
+            point: if is_local { Point::Sent } else { Point::Device(InterfaceDirection::Ingress) },
             hook: Hook::Output,
             device: None,
             to_come: Vec::new(),
@@ -481,8 +489,9 @@ impl<'a> Walk<'a> {
     /// What connection tracking has kept of a lost connection, if rules have changed its mark.
     fn remembered(&self, fate: Fate) -> Option<Remembered> {
         let is_kept = self.has_been_sent() && self.now.tracking == Tracking::Seen;
-        let is_tcp = self.now.packets.get(Field::Protocol).single() == Some(Protocol::Tcp.number().into());
-        let is_marked = self.now.connection_mark != MarkNow::of(Field::ConnMark);
+        let is_tcp =
+            self.now.packets.get(VariedField::Protocol).single() == Some(Protocol::Tcp.number().into());
+        let is_marked = self.now.connection_mark != MarkNow::of(VariedField::ConnMark);
         let is_lost = matches!(fate, Fate::Dropped | Fate::Rejected);
         if !(is_lost && is_kept && is_tcp && is_marked) || self.given.repeats.is_some() {
             return None;
@@ -587,7 +596,7 @@ impl<'a> Walk<'a> {
     }
 
     fn sent(&mut self) -> Result<Option<Fate>, Split> {
-        let over_loopback = self.ask(Field::Interface, &Set::one(LO))?;
+        let over_loopback = self.ask(VariedField::Interface, &RangeSet::one(LO))?;
         let fate = self.is_sent(over_loopback)?;
         if self.now.goes_out == Interface::None {
             self.now.goes_out = if over_loopback { Interface::Loopback } else { Interface::Own };

@@ -6,7 +6,7 @@
 use clap::{Arg, Command};
 use clap_lex::{ParsedArg, RawArgs};
 use redirect_core::{
-    settings::{Kind, Misspelt, Setting, Star},
+    settings::{Misspelt, Setting, SettingKind, Star},
     values::Problem,
 };
 use std::ffi::OsString;
@@ -246,7 +246,10 @@ fn after_value(flag: &Arg) -> Option<String> {
     let name = flag.get_long()?;
     let setting = Setting::ALL.iter().find(|setting| setting.flag == Some(name))?;
     let dashes = setting.short.map_or_else(|| format!("--{name}"), |short| format!("-{short}"));
-    let is_list = matches!(setting.kind, Kind::Ports | Kind::Ranges | Kind::Ids | Kind::Interfaces);
+    let is_list = matches!(
+        setting.kind,
+        SettingKind::Ports | SettingKind::Ranges | SettingKind::Ids | SettingKind::Interfaces
+    );
     let takes_star = setting.star == Star::Everything;
     let mut write = format!("follows the one value of --{name}: a list has commas and no blanks");
     if takes_star {

@@ -36,7 +36,7 @@ pub struct CommandLine {
 
 /// The request of a command line.
 #[derive(Debug)]
-pub enum Line {
+pub enum LineRequest {
     /// To print this on standard output, and end well.
     Print(String),
     /// To work.
@@ -80,7 +80,7 @@ impl CommandLine {
     ///
     /// # Errors
     /// A subcommand that cannot be understood: what is wrong, for standard error.
-    pub fn read(&self, args: impl IntoIterator<Item = OsString>) -> Result<Line, String> {
+    pub fn read(&self, args: impl IntoIterator<Item = OsString>) -> Result<LineRequest, String> {
         let sorter = self.bare_parser();
         let sorted = args::sort(&sorter, self.ignores_rest, args);
         let words: Vec<OsString> =
@@ -89,7 +89,7 @@ impl CommandLine {
         let matches = match parser.try_get_matches_from(&words) {
             Ok(matches) => matches,
             Err(error) if error.use_stderr() => return Err(safe_lines(error.to_string().trim_end())),
-            Err(_) => return Ok(Line::Print(self.help(&words))),
+            Err(_) => return Ok(LineRequest::Print(self.help(&words))),
         };
         let flags = self.all_rows().filter_map(|row| {
             let values = matches.get_many::<String>(row.flag?)?;
@@ -101,11 +101,11 @@ impl CommandLine {
         let operands = operands.collect();
         let command = match matches.subcommand() {
             Some((command, given)) if self.is_own(command) => Some((command.to_owned(), given.clone())),
-            Some((command, given)) => return Ok(Line::Print(self.generate(command, given))),
+            Some((command, given)) => return Ok(LineRequest::Print(self.generate(command, given))),
             None => None,
         };
         let (refused, ignored) = (sorted.refused, sorted.ignored);
-        Ok(Line::Work(ParsedArgs { command, operands, flags, refused, ignored }))
+        Ok(LineRequest::Work(ParsedArgs { command, operands, flags, refused, ignored }))
     }
 
     /// The definition of the command line.

@@ -10,8 +10,8 @@ mod options;
 mod pages;
 mod rows;
 
-pub use command::{CommandLine, Line, ParsedArgs, general_commands};
-pub use options::{Action, RunOptions, Validation};
+pub use command::{CommandLine, LineRequest, ParsedArgs, general_commands};
+pub use options::{Action, RunOptions, ValidationOptions};
 pub use pages::{Pages, completions};
 pub use rows::{IPTABLES, LOG_ROWS, VALIDATION, row as setting_row};
 
@@ -49,16 +49,16 @@ const INJECTED_WORD: &str = "istio-iptables";
 
 /// What a command line and an environment ask for.
 #[derive(Debug)]
-pub enum Asked {
+pub enum ParsedCommand {
     /// To run with these settings.
-    Run(Box<Input>),
+    Run(Box<ProgramInput>),
     /// To print this on standard output, and end well.
     Print(String),
 }
 
 /// What a program runs with.
 #[derive(Debug)]
-pub struct Input {
+pub struct ProgramInput {
     /// The settings, each with where it came from; and what was said and is not a setting's.
     pub settings: RawSettings,
     /// How and where to log.
@@ -71,7 +71,7 @@ pub struct Input {
     pub ignored: Option<String>,
 }
 
-impl Input {
+impl ProgramInput {
     /// What of it has no effect, to be warned of.
     pub fn notices(&self) -> impl Iterator<Item = String> {
         let misspelt = self.misspelt.iter().map(ToString::to_string);
@@ -90,8 +90,8 @@ impl Program {
         run: impl FnOnce(&RawSettings) -> ExitCode,
     ) -> ExitCode {
         let input = match self.read(args, env::vars_os()) {
-            Ok(Asked::Run(input)) => input,
-            Ok(Asked::Print(text)) => return print(&text),
+            Ok(ParsedCommand::Run(input)) => input,
+            Ok(ParsedCommand::Print(text)) => return print(&text),
             Err(usage) => return complain(&usage),
         };
         let logs = match logging::init(input.log.clone()) {
@@ -115,19 +115,23 @@ impl Program {
         &self,
         args: impl IntoIterator<Item = OsString>,
         env: impl IntoIterator<Item = (OsString, OsString)>,
-    ) -> Result<Asked, String> {
+    ) -> Result<ParsedCommand, String> {
         let mut args = args.into_iter().peekable();
         let _ = args.next_if(|first| first == INJECTED_WORD);
         let line = match self.command_line().read(args)? {
-            Line::Print(text) => return Ok(Asked::Print(text)),
-            Line::Work(line) => line,
+            LineRequest::Print(text) => return Ok(ParsedCommand::Print(text)),
+            LineRequest::Work(line) => line,
         };
-        Ok(Asked::Run(Box::new(self.input(&line, env))))
+        Ok(ParsedCommand::Run(Box::new(self.input(&line, env))))
     }
 
     /// The settings of a command line that is read already, and of an environment: for programs whose command line has more
     /// than the settings.
-    pub fn input(&self, line: &ParsedArgs, env: impl IntoIterator<Item = (OsString, OsString)>) -> Input {
+    pub fn input(
+        &self,
+        line: &ParsedArgs,
+        env: impl IntoIterator<Item = (OsString, OsString)>,
+    ) -> ProgramInput {
         let flag = |name: &str| line.flags.get(name).cloned();
         let env: Vec<(OsString, OsString)> = env.into_iter().collect();
         let variable = |wanted: &str| {
@@ -152,7 +156,7 @@ impl Program {
         });
         let misspelt = Misspelt::variables(env.iter().filter_map(|(name, _)| name.to_str()), |_| true);
         let not_in_force = self.judge(&mut settings, line);
-        Input { settings, log, misspelt, not_in_force, ignored }
+        ProgramInput { settings, log, misspelt, not_in_force, ignored }
     }
 
     /// Refuses what this program never does, and notes what it does not do.
@@ -280,18 +284,18 @@ mod tests {
         }
     }
 
-    fn read_with(args: &[&str], env: &[(&str, &str)]) -> Result<Asked, String> {
+    fn read_with(args: &[&str], env: &[(&str, &str)]) -> Result<ParsedCommand, String> {
         let env = env.iter().map(|(name, value)| (OsString::from(name), OsString::from(value)));
         PROGRAM.read(args.iter().map(OsString::from), env)
     }
 
-    fn read(args: &[&str]) -> Result<Asked, String> {
+    fn read(args: &[&str]) -> Result<ParsedCommand, String> {
         read_with(args, &[("PROXY_UID", "7")])
     }
 
     fn settings(args: &[&str]) -> RawSettings {
         match read(args) {
-            Ok(Asked::Run(input)) => input.settings,
+            Ok(ParsedCommand::Run(input)) => input.settings,
             other => panic!("{other:?}"),
         }
     }
@@ -361,7 +365,9 @@ mod tests {
 
     #[test]
     fn what_is_behind_two_dashes_is_warned_of_and_changes_nothing() {
-        let Ok(Asked::Run(input)) = read(&["-b", "80", "--", "-b", "90", "word"]) else { panic!("it runs") };
+        let Ok(ParsedCommand::Run(input)) = read(&["-b", "80", "--", "-b", "90", "word"]) else {
+            panic!("it runs")
+        };
         assert_eq!(input.settings.get(Key::InboundPorts).0, "80");
         assert_eq!(RunOptions::parse(&input.settings).err().map(|told| told.iter().count()), None);
         let notices: Vec<String> = input.notices().collect();
@@ -382,7 +388,8 @@ mod tests {
 
     #[test]
     fn misspelt_variables_are_found() {
-        let Ok(Asked::Run(input)) = read_with(&[], &[("ISTIO_INBOUND_PORT", "80"), ("PATH", "/bin")]) else {
+        let Ok(ParsedCommand::Run(input)) = read_with(&[], &[("ISTIO_INBOUND_PORT", "80"), ("PATH", "/bin")])
+        else {
             panic!("it runs")
         };
         let told: Vec<String> = input.misspelt.iter().map(ToString::to_string).collect();
@@ -397,10 +404,12 @@ mod tests {
     #[test]
     fn what_is_not_in_force_is_told_in_the_words_of_help() {
         let told = |args: &[&str], env: &[(&str, &str)]| match read_with(args, env) {
-            Ok(Asked::Run(input)) => input.not_in_force.iter().map(ToString::to_string).collect::<Vec<_>>(),
+            Ok(ParsedCommand::Run(input)) => {
+                input.not_in_force.iter().map(ToString::to_string).collect::<Vec<_>>()
+            }
             other => panic!("{other:?}"),
         };
-        let Ok(Asked::Print(help)) = read(&["--help"]) else { panic!("help is printed") };
+        let Ok(ParsedCommand::Print(help)) = read(&["--help"]) else { panic!("help is printed") };
         let help = help.split_whitespace().collect::<Vec<_>>().join(" ");
         for (key, status) in IPTABLES {
             let flag = key.setting().flag.unwrap_or_default();
@@ -422,7 +431,9 @@ mod tests {
     fn what_a_program_never_does_is_refused() {
         let program = Program { statuses: VALIDATION, ..PROGRAM };
         let read = |value: &str| match program.read([OsString::from(format!("--cleanup-only={value}"))], []) {
-            Ok(Asked::Run(input)) => RunOptions::parse(&input.settings).map_err(|errors| errors.to_string()),
+            Ok(ParsedCommand::Run(input)) => {
+                RunOptions::parse(&input.settings).map_err(|errors| errors.to_string())
+            }
             other => panic!("{other:?}"),
         };
         let refused = read("true").unwrap_err();
@@ -434,7 +445,7 @@ mod tests {
     #[test]
     fn subcommands_print() {
         let print = |args: &[&str]| match read(args) {
-            Ok(Asked::Print(text)) => text,
+            Ok(ParsedCommand::Print(text)) => text,
             other => panic!("{args:?}: {other:?}"),
         };
         assert_eq!(print(&["version"]), "istio-iptables 1.2.3\n");
@@ -444,13 +455,13 @@ mod tests {
         for args in
             [&["completion"][..], &["completion", "tcsh"], &["--dual-stack", "completion", "bash", "x"]]
         {
-            assert!(!matches!(read(args), Ok(Asked::Print(_))), "{args:?}");
+            assert!(!matches!(read(args), Ok(ParsedCommand::Print(_))), "{args:?}");
         }
     }
 
     #[test]
     fn help_names_every_flag_and_variable() {
-        let Ok(Asked::Print(help)) = read(&["--help"]) else { panic!("help is printed") };
+        let Ok(ParsedCommand::Print(help)) = read(&["--help"]) else { panic!("help is printed") };
         for setting in Setting::ALL {
             for name in setting.env.iter().chain(setting.flag.iter()) {
                 assert!(help.contains(name), "{name} is missing");
@@ -461,10 +472,10 @@ mod tests {
     #[test]
     fn completions_and_the_manual_are_generated() {
         for shell in ["bash", "zsh", "fish"] {
-            let Ok(Asked::Print(text)) = read(&["completion", shell]) else { panic!("{shell}") };
+            let Ok(ParsedCommand::Print(text)) = read(&["completion", shell]) else { panic!("{shell}") };
             assert!(text.contains("istio-service-cidr"), "{shell}");
         }
-        let Ok(Asked::Print(text)) = read(&["man"]) else { panic!("man") };
+        let Ok(ParsedCommand::Print(text)) = read(&["man"]) else { panic!("man") };
         assert!(text.contains("istio\\-service\\-cidr") && text.starts_with(".ie"), "{text}");
         for section in ["EXIT STATUS", "FILES", "EXAMPLES", "SEE ALSO", "ENVIRONMENT"] {
             assert_eq!(
@@ -480,7 +491,7 @@ mod tests {
     #[test]
     fn completions_know_the_words_of_a_flag() {
         let script = |shell| match read(&["completion", shell]) {
-            Ok(Asked::Print(text)) => text,
+            Ok(ParsedCommand::Print(text)) => text,
             other => panic!("{other:?}"),
         };
         let bash = script("bash");

@@ -23,7 +23,7 @@ pub enum Action {
 
 /// The traffic check that follows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Validation {
+pub struct ValidationOptions {
     /// The port it connects to.
     pub probe_port: Port,
     /// How long it may take.
@@ -44,7 +44,7 @@ pub struct RunOptions {
     /// How native nftables rules are written.
     pub native_form: NativeForm,
     /// The traffic check that follows, if any.
-    pub validation: Option<Validation>,
+    pub validation: Option<ValidationOptions>,
     /// The file that gets the verdict of the traffic check.
     pub termination_log: Option<String>,
 }
@@ -129,10 +129,10 @@ fn backend(raw: &RawSettings, native: bool, errors: &mut InputErrors) -> Backend
     if native { BackendChoice::NativeNft } else { backend }
 }
 
-fn validation(raw: &RawSettings, errors: &mut InputErrors) -> Option<Validation> {
+fn validation(raw: &RawSettings, errors: &mut InputErrors) -> Option<ValidationOptions> {
     let probe_port = raw.read(Key::ProbePort, errors, str::parse);
     let timeout = raw.read(Key::ProbeTimeout, errors, parse_duration);
-    Some(Validation { probe_port: probe_port?, timeout: timeout? })
+    Some(ValidationOptions { probe_port: probe_port?, timeout: timeout? })
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! The settings of redirect-core's table as rows, each with what becomes of it in a program.
 
-use redirect_core::settings::{Key, Kind, Setting};
+use redirect_core::settings::{Key, Setting, SettingKind};
 use settings_table::{SettingSpec, Status, ValueKind};
 
 const LOOKS: Status = Status::WithoutEffect("istio-validation only looks, and changes nothing");
@@ -65,18 +65,23 @@ pub fn row(setting: &Setting, statuses: &[(Key, Status)]) -> SettingSpec {
     }
 }
 
-fn takes(kind: Kind) -> ValueKind {
+fn takes(kind: SettingKind) -> ValueKind {
     match kind {
-        Kind::Bool => ValueKind::Switch,
-        Kind::Choice(words) => ValueKind::Choice(words),
-        Kind::Path => ValueKind::Path,
-        Kind::Duration => ValueKind::Duration,
-        Kind::Groups | Kind::Ids | Kind::Interfaces | Kind::Ports | Kind::Ranges => {
-            ValueKind::List(kind.value_name())
-        }
-        Kind::Address | Kind::LoopbackRange | Kind::Mark | Kind::Name | Kind::Port | Kind::RouteTable => {
-            ValueKind::Text(kind.value_name())
-        }
+        SettingKind::Bool => ValueKind::Switch,
+        SettingKind::Choice(words) => ValueKind::Choice(words),
+        SettingKind::Path => ValueKind::Path,
+        SettingKind::Duration => ValueKind::Duration,
+        SettingKind::Groups
+        | SettingKind::Ids
+        | SettingKind::Interfaces
+        | SettingKind::Ports
+        | SettingKind::Ranges => ValueKind::List(kind.value_name()),
+        SettingKind::Address
+        | SettingKind::LoopbackRange
+        | SettingKind::Mark
+        | SettingKind::Name
+        | SettingKind::Port
+        | SettingKind::RouteTable => ValueKind::Text(kind.value_name()),
     }
 }
 

@@ -9,7 +9,7 @@ use cluster_client::params::{Patch, PatchParams};
 use controller_runtime::cluster::{ApiHandle, Cluster};
 use controller_runtime::daemon_set::{self, is_deleted};
 use controller_runtime::node::{NODES, Node, NodeMarking, RequestedTaint};
-use controller_runtime::resync::{Freshness, Keep, Limits, Selection, Source};
+use controller_runtime::resync::{Freshness, Keep, ListLimits, ListSource, Selection};
 use controller_runtime::{ChangeError, SCOPE};
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
@@ -120,7 +120,7 @@ async fn list<K>(
 where
     K: Keep<Kept: Send> + Clone + Send + 'static,
 {
-    let source = Source { path, kind, limits: Limits::OF_NODES };
+    let source = ListSource { path, kind, limits: ListLimits::OF_NODES };
     let of = Selection { fields: String::new(), labels: labels.to_owned() };
     Ok(cluster.list(&source, &of, Freshness::Newest, keep).await?.kept)
 }

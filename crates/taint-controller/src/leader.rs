@@ -9,7 +9,7 @@ use controller_runtime::cluster::{ApiHandle, EventMessage};
 use controller_runtime::metrics::{ChangeLabels, WatchLabel, gauged};
 use controller_runtime::node::{NODES, Node, NodeMarking, RequestedTaint, node_reference};
 use controller_runtime::outage::{FIRST_RETRY, LONGEST_RETRY, OutageLog};
-use controller_runtime::resync::{self, Collection, Freshness, Limits, Replica, Selection, Source};
+use controller_runtime::resync::{self, Collection, Freshness, ListLimits, ListSource, Replica, Selection};
 use controller_runtime::supervisor::{OwnedTask, Supervisor, Unneeded};
 use controller_runtime::{BootTime, ChangeError, SCOPE, TRIES, added_or_due, daemon_set, lock};
 use reasons::{AgentReason, EventReason};
@@ -18,7 +18,7 @@ use tokio::sync::{Notify, watch};
 
 use crate::election::may_act;
 use crate::metrics::ControllerMetrics;
-use crate::model::{AgentPlacement, AgentPod, Model, TaintAction, TaintReason, Watched};
+use crate::model::{AgentPlacement, AgentPod, Model, TaintAction, TaintReason, WatchedList};
 use crate::placement::DaemonSetTracker;
 use crate::queue::NodeQueue;
 use crate::requirement::Requirement;
@@ -89,12 +89,12 @@ impl Leader {
     /// Works until what is returned is dropped.
     pub fn start(self, tasks: &Supervisor) -> Vec<OwnedTask> {
         let leader = Arc::new(self);
-        let watched = (0..leader.requirements.len()).map(Watched::Pods).chain([Watched::Nodes]);
+        let watched = (0..leader.requirements.len()).map(WatchedList::Pods).chain([WatchedList::Nodes]);
         let watches = watched.map(|watched| {
             let leader = leader.clone();
             let name = match watched {
-                Watched::Nodes => "node watch",
-                Watched::Pods(_) => "pod watch",
+                WatchedList::Nodes => "node watch",
+                WatchedList::Pods(_) => "pod watch",
             };
             OwnedTask(tasks.spawn(name, async move { leader.watch(watched).await }))
         });
@@ -107,16 +107,16 @@ impl Leader {
     }
 
     /// Keeps the model current.
-    async fn watch(&self, watched: Watched) -> Unneeded {
+    async fn watch(&self, watched: WatchedList) -> Unneeded {
         let (what, kind, path, labels, remedy) = match watched {
-            Watched::Nodes => (
+            WatchedList::Nodes => (
                 "nodes",
                 "NodeList",
                 NODES.to_owned(),
                 String::new(),
                 "the controller needs the verbs list and watch on nodes",
             ),
-            Watched::Pods(index) => {
+            WatchedList::Pods(index) => {
                 let Requirement { namespace, selector } = &self.requirements[index];
                 let path = format!("/api/v1/namespaces/{namespace}/pods");
                 (
@@ -130,22 +130,24 @@ impl Leader {
         };
         let selection = Selection { fields: String::new(), labels };
         let (freshness, spread) = (Freshness::Newest, Duration::ZERO);
-        let source = Source { path, kind, limits: Limits::OF_NODES };
+        let source = ListSource { path, kind, limits: ListLimits::OF_NODES };
         let collection = Collection { what, source, selection, freshness, remedy, spread };
         match watched {
-            Watched::Nodes => match resync::run(&self.connection, &collection, &NodeReplica(self)).await {},
-            Watched::Pods(index) => {
+            WatchedList::Nodes => {
+                match resync::run(&self.connection, &collection, &NodeReplica(self)).await {}
+            }
+            WatchedList::Pods(index) => {
                 let replica = PodReplica { leader: self, index };
                 match resync::run(&self.connection, &collection, &replica).await {}
             }
         }
     }
 
-    fn mark_stale(&self, watched: Watched) {
+    fn mark_stale(&self, watched: WatchedList) {
         lock(&self.model).mark_stale(watched);
         let watch = match watched {
-            Watched::Nodes => "nodes",
-            Watched::Pods(_) => "pods",
+            WatchedList::Nodes => "nodes",
+            WatchedList::Pods(_) => "pods",
         };
         self.metrics.watch_restarts.get_or_create(&WatchLabel { watch }).inc();
     }
@@ -366,7 +368,7 @@ impl Replica for NodeReplica<'_> {
 
     /// Until the next list, changes go unnoticed.
     fn interrupted(&self) -> bool {
-        self.0.mark_stale(Watched::Nodes);
+        self.0.mark_stale(WatchedList::Nodes);
         true
     }
 }
@@ -409,7 +411,7 @@ impl Replica for PodReplica<'_> {
     }
 
     fn interrupted(&self) -> bool {
-        self.leader.mark_stale(Watched::Pods(self.index));
+        self.leader.mark_stale(WatchedList::Pods(self.index));
         true
     }
 }

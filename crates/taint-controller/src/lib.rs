@@ -21,10 +21,10 @@ use anyhow::{Context as _, bail};
 use cluster_client::params::GetParams;
 use cluster_client::{Account, Backoff, Request};
 use cni_core::selector::LabelSelector;
-use controller_runtime::cluster::{ApiHandle, Identity};
+use controller_runtime::cluster::{ApiHandle, ControllerIdentity};
 use controller_runtime::node::NodeMarking;
 use controller_runtime::outage::{FIRST_RETRY, LONGEST_RETRY, OutageLog};
-use controller_runtime::serve::{self, Address, Answer, handler, text};
+use controller_runtime::serve::{self, Address, HttpResponse, handler, text};
 use controller_runtime::supervisor::{OwnedTask, Supervisor};
 use controller_runtime::{BootTime, SCOPE};
 use hyper::body::Incoming;
@@ -56,7 +56,7 @@ const END_PATIENCE: Duration = Duration::from_secs(5);
 #[derive(Debug)]
 pub struct ControllerSettings {
     /// Which replica this is, and where the agents are.
-    pub identity: Identity,
+    pub identity: ControllerIdentity,
     /// The API server, and how to authenticate there.
     pub account: Account,
     /// The taint, and when nodes get it.
@@ -246,14 +246,14 @@ async fn serve(
         .with_context(|| format!("cannot serve health on port {}", health.1))
 }
 
-async fn show(registry: Arc<Registry>, request: hyper::Request<Incoming>) -> Answer {
+async fn show(registry: Arc<Registry>, request: hyper::Request<Incoming>) -> HttpResponse {
     match request.uri().path() {
         "/metrics" => serve::metrics(&registry, request.headers()),
         _ => text(StatusCode::NOT_FOUND, "not found; use /metrics\n"),
     }
 }
 
-async fn report(known: Arc<(Supervisor, Responses)>, request: hyper::Request<Incoming>) -> Answer {
+async fn report(known: Arc<(Supervisor, Responses)>, request: hyper::Request<Incoming>) -> HttpResponse {
     let (tasks, responses) = &*known;
     let is_ready = responses.borrow().is_some_and(|at| at.elapsed() < RESPONSE_COUNTS);
     match (request.method(), request.uri().path()) {
@@ -270,7 +270,7 @@ async fn report(known: Arc<(Supervisor, Responses)>, request: hyper::Request<Inc
 mod tests {
     use super::*;
     use cluster_client::Trust;
-    use controller_runtime::node::{Effect, Taint};
+    use controller_runtime::node::{Taint, TaintEffect};
     use std::collections::BTreeSet;
     use std::net::Ipv4Addr;
 
@@ -279,11 +279,11 @@ mod tests {
 
     fn settings() -> ControllerSettings {
         let text = str::to_owned;
-        let taint = Taint { key: text("k"), value: String::new(), effect: Effect::NoSchedule };
+        let taint = Taint { key: text("k"), value: String::new(), effect: TaintEffect::NoSchedule };
         let marking =
             NodeMarking { taint, old_keys: Vec::new(), condition_type: text("t"), after: Duration::ZERO };
         ControllerSettings {
-            identity: Identity {
+            identity: ControllerIdentity {
                 namespace: text("istio-system"),
                 pod: text("taint-controller-x"),
                 node: String::new(),

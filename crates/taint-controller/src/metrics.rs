@@ -49,11 +49,11 @@ impl ControllerMetrics {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use controller_runtime::metrics::exposition::Format;
+    use controller_runtime::metrics::exposition::ScrapeFormat;
 
     #[test]
     fn every_metric_is_scraped_with_its_help_and_kind() {
-        let text = Format::Text.write(&ControllerMetrics::default().registry());
+        let text = ScrapeFormat::Text.write(&ControllerMetrics::default().registry());
         for row in ControllerMetrics::ROWS.iter().chain(process::METRICS) {
             let name = row.name;
             assert!(text.contains(&format!("# HELP {name} {}.\n", (row.help)())), "{name}\n{text}");

@@ -9,7 +9,7 @@ use serde_json::Value;
 
 /// What is watched.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Watched {
+pub enum WatchedList {
     /// All nodes.
     Nodes,
     /// The pods of this requirement.
@@ -169,7 +169,7 @@ pub struct Model {
     pods: Vec<Option<Pods>>,
     placement: Option<AgentPlacement>,
     /// What has not been listed since its watch broke.
-    stale: BTreeSet<Watched>,
+    stale: BTreeSet<WatchedList>,
 }
 
 impl Model {
@@ -180,7 +180,7 @@ impl Model {
     }
 
     /// A watch broke. What is known may be out of date from now on, until it is listed again.
-    pub fn mark_stale(&mut self, of: Watched) {
+    pub fn mark_stale(&mut self, of: WatchedList) {
         self.stale.insert(of);
     }
 
@@ -200,7 +200,7 @@ impl Model {
             after.insert(node.name().to_owned(), self.know(old, node, !is_first));
         }
         self.nodes = Some(after);
-        self.stale.remove(&Watched::Nodes);
+        self.stale.remove(&WatchedList::Nodes);
     }
 
     /// A node is new, or other than before.
@@ -238,7 +238,7 @@ impl Model {
         let mut pods = Pods::default();
         listed.into_iter().for_each(|pod| pods.put(pod));
         self.pods[requirement] = Some(pods);
-        self.stale.remove(&Watched::Pods(requirement));
+        self.stale.remove(&WatchedList::Pods(requirement));
     }
 
     /// A pod is new, or other than before; the node that this is about.

@@ -4,9 +4,9 @@ use std::net::IpAddr;
 
 use explain::packet::{Said, packet};
 use explain::picture::of_trace;
-use explain::plan::Format;
-use explain::text_writer::Layout;
-use explain::traffic::{Compared, report};
+use explain::plan::PlanLanguage;
+use explain::text_writer::TextLayout;
+use explain::traffic::{PlanComparison, report};
 use explain::{Printable, addresses};
 use packet_trace::{Detail, TraceEvent};
 use serde::{Deserialize, Serialize};
@@ -17,7 +17,7 @@ use crate::input::{Around, Side};
 /// A question: the fields of the page.
 #[derive(Debug, Clone, Default, Deserialize, Serialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct Question {
+pub struct PageQuestion {
     /// A manifest, annotations or flags.
     pub text: String,
     /// Another one, to compare with.
@@ -26,7 +26,7 @@ pub struct Question {
     pub address: String,
     /// The name servers of the pod, between commas.
     pub nameservers: String,
-    /// The language in which the plan is written, a word of [`Format::WORDS`].
+    /// The language in which the plan is written, a word of [`PlanLanguage::WORDS`].
     pub format: String,
     /// A packet.
     pub packet: Option<PacketQuestion>,
@@ -55,7 +55,7 @@ pub struct PacketQuestion {
 
 /// What is answered.
 #[derive(Debug, Default, Serialize)]
-pub struct Answer {
+pub struct PageAnswer {
     /// What is wrong with the fields around the text.
     pub errors: Vec<String>,
     /// What becomes of the text.
@@ -65,7 +65,7 @@ pub struct Answer {
     /// What differs between them, where both are understood.
     pub diff: Option<Diff>,
     /// The packet's way by the text, where both are understood.
-    pub trace: Option<Trace>,
+    pub trace: Option<PageTrace>,
 }
 
 /// What differs between two plans.
@@ -85,7 +85,7 @@ pub struct Diff {
 
 /// The way of a packet.
 #[derive(Debug, Default, Serialize)]
-pub struct Trace {
+pub struct PageTrace {
     /// Everything wrong with the packet.
     pub errors: Vec<String>,
     /// The packet in words.
@@ -104,7 +104,7 @@ pub struct Trace {
     pub svg: String,
 }
 
-impl Answer {
+impl PageAnswer {
     /// To what is not a question.
     pub(crate) fn not_understood(why: &str) -> Self {
         Self {
@@ -116,23 +116,23 @@ impl Answer {
 
 /// The answer.
 #[must_use]
-pub fn answer(question: &Question) -> Answer {
+pub fn answer(question: &PageQuestion) -> PageAnswer {
     let mut errors = Vec::new();
     let own = given("flag --address", &question.address, &mut errors);
     let nameservers = given("name servers", &question.nameservers, &mut errors);
     if !errors.is_empty() {
-        return Answer { errors, ..Answer::default() };
+        return PageAnswer { errors, ..PageAnswer::default() };
     }
-    let format = Format::named(&question.format).unwrap_or(Format::Text);
+    let format = PlanLanguage::named(&question.format).unwrap_or(PlanLanguage::Text);
     let around = Around { addresses: &own, nameservers: &nameservers, format };
     let side = Side::of(&question.text, &around);
     let other = question.other.as_ref().map(|text| Side::of(text, &around));
     let diff = match (&side.plan, other.as_ref().and_then(|other| other.plan.as_ref())) {
-        (Some(before), Some(after)) => Some(Diff::of(&Compared::of(before, after))),
+        (Some(before), Some(after)) => Some(Diff::of(&PlanComparison::of(before, after))),
         (None, _) | (_, None) => None,
     };
-    let trace = question.packet.as_ref().and_then(|way| Trace::of(way, &side, &own));
-    Answer { errors, side: Some(side), other, diff, trace }
+    let trace = question.packet.as_ref().and_then(|way| PageTrace::of(way, &side, &own));
+    PageAnswer { errors, side: Some(side), other, diff, trace }
 }
 
 /// The addresses in a field of this name; none where it is empty.
@@ -144,7 +144,7 @@ fn given(name: &str, text: &str, errors: &mut Vec<String>) -> Vec<IpAddr> {
 }
 
 impl Diff {
-    fn of(compared: &Compared) -> Self {
+    fn of(compared: &PlanComparison) -> Self {
         let [removed, added] = compared.rules.each_ref().map(|rules| {
             rules.iter().map(|(family, rule)| (family.to_string(), rule.clone())).collect::<Vec<_>>()
         });
@@ -156,13 +156,13 @@ impl Diff {
             removed,
             added,
             traffic: traffic.collect(),
-            text: compared.text(Layout::default()).into(),
+            text: compared.text(TextLayout::default()).into(),
             json: Printable::json(&compared.json()).into(),
         }
     }
 }
 
-impl Trace {
+impl PageTrace {
     /// The packet's path; `None` without rules to follow it through.
     fn of(way: &PacketQuestion, side: &Side, addresses: &[IpAddr]) -> Option<Self> {
         let plan = side.plan.as_ref().filter(|_| side.skipped.is_none())?;

@@ -4,8 +4,8 @@ use std::net::IpAddr;
 
 use cni_core::pod_name::PodName;
 use explain::decision::{PodDecision, left_alone};
-use explain::plan::{Format, written};
-use explain::text_writer::Layout;
+use explain::plan::{PlanLanguage, written};
+use explain::text_writer::TextLayout;
 use explain::traffic::Programmed;
 use explain::{NO_ADDRESS, SOMEWHERE, flags, manifest};
 use redirect_core::options::BackendChoice;
@@ -17,7 +17,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 use settings_cli::RunOptions;
 
-use crate::rules::{Table, tables};
+use crate::rules::{PageTable, tables};
 
 /// What a text is.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
@@ -45,7 +45,7 @@ pub struct Side {
     /// Why the pod is not redirected, if so.
     pub left_alone: Option<String>,
     /// The rules, table by table.
-    pub tables: Vec<Table>,
+    pub tables: Vec<PageTable>,
     /// What `redirectctl plan` writes.
     pub written: String,
     #[serde(skip)]
@@ -59,7 +59,7 @@ pub struct Side {
 pub(crate) struct Around<'a> {
     pub(crate) addresses: &'a [IpAddr],
     pub(crate) nameservers: &'a [IpAddr],
-    pub(crate) format: Format,
+    pub(crate) format: PlanLanguage,
 }
 
 /// The names of users and groups that every image has.
@@ -99,15 +99,15 @@ impl Side {
         }
     }
 
-    fn filled(self, understood: Understood, format: Format) -> Self {
+    fn filled(self, understood: Understood, format: PlanLanguage) -> Self {
         match understood {
             Understood::Plan { plan, backend, native } => {
-                let written = written(&plan, format, native, Layout::default()).into();
+                let written = written(&plan, format, native, TextLayout::default()).into();
                 Self { tables: tables(&plan), written, plan: Some(Programmed { plan, backend }), ..self }
             }
             Understood::LeftAlone(name, reason) => Self {
                 left_alone: Some(reason.explanation().to_owned()),
-                written: left_alone(&name, reason, format == Format::Json).into(),
+                written: left_alone(&name, reason, format == PlanLanguage::Json).into(),
                 // Nothing is captured.
                 plan: Some(Programmed { plan: RulePlan::empty(), backend: BackendChoice::Auto }),
                 skipped: Some((name, reason)),
@@ -201,7 +201,7 @@ fn of_object(
     around: &Around<'_>,
     notices: &mut Vec<String>,
 ) -> Result<Understood, Vec<String>> {
-    let pod = manifest::Pod::from_json(object).map_err(|errors| manifest::faults(object, &errors))?;
+    let pod = manifest::PodManifest::from_json(object).map_err(|errors| manifest::faults(object, &errors))?;
     let known = if around.addresses.is_empty() { &pod.addresses } else { around.addresses };
     let addresses = with_one(known, notices);
     let decided = if pod.host_network {

@@ -8,16 +8,16 @@ mod answer;
 mod input;
 mod rules;
 
-pub use answer::{Answer, Diff, PacketQuestion, Question, Trace, answer};
+pub use answer::{Diff, PacketQuestion, PageAnswer, PageQuestion, PageTrace, answer};
 pub use input::{Form, Side};
-pub use rules::{Chain, Row, Table};
+pub use rules::{PageChain, PageTable, Row};
 
 /// The answer to a question in JSON. What is not a question is answered as one about nothing, with the error.
 #[must_use]
 pub fn answer_json(question: &str) -> String {
     let answered = match serde_json::from_str(question) {
         Ok(question) => answer(&question),
-        Err(error) => Answer::not_understood(&error.to_string()),
+        Err(error) => PageAnswer::not_understood(&error.to_string()),
     };
     // Strings and numbers only: nothing in it can fail.
     serde_json::to_string(&answered).unwrap_or_default()

@@ -7,17 +7,17 @@ use serde::Serialize;
 
 /// A table.
 #[derive(Debug, Serialize)]
-pub struct Table {
+pub struct PageTable {
     /// Its name.
     pub table: String,
     /// Its chains.
-    pub chains: Vec<Chain>,
+    pub chains: Vec<PageChain>,
 }
 
 /// A chain.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Chain {
+pub struct PageChain {
     /// Its name.
     pub chain: String,
     /// Whether packets come to it by themselves.
@@ -45,13 +45,13 @@ pub struct Row {
 }
 
 /// The tables of a plan.
-pub(crate) fn tables(plan: &RulePlan) -> Vec<Table> {
+pub(crate) fn tables(plan: &RulePlan) -> Vec<PageTable> {
     let merged = plan.merged_rules();
-    let tables = merged.iter().map(|(table, chains)| Table {
+    let tables = merged.iter().map(|(table, chains)| PageTable {
         table: table.name().to_owned(),
         chains: chains
             .iter()
-            .map(|(chain, rules)| Chain {
+            .map(|(chain, rules)| PageChain {
                 chain: chain.name().to_owned(),
                 is_hook: matches!(chain, RuleChain::Hook(_)),
                 rows: rows(plan, rules),

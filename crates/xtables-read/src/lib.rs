@@ -16,7 +16,7 @@ use std::{
 
 /// An address family that has tables of its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Family {
+pub enum XtablesFamily {
     /// `iptables`
     V4,
     /// `ip6tables`
@@ -28,7 +28,7 @@ pub const HOOKS: usize = 5;
 
 /// A table as the kernel holds it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Table {
+pub struct XtablesTable {
     /// The hooks at which it has a built-in chain, a bit for each.
     pub valid_hooks: u32,
     /// The offset of the first entry of each hook's chain; means nothing for other hooks.
@@ -59,7 +59,7 @@ const TRIES: usize = 8;
 /// # Errors
 /// The kernel refuses (`EPERM` without `CAP_NET_ADMIN`, `ENOENT` without the table), `E2BIG` if its entries take more than `most`
 /// bytes, `EAGAIN` if other programs keep changing it, `EINVAL` if the name is too long.
-pub fn table(family: Family, name: &str, most: usize) -> io::Result<Table> {
+pub fn table(family: XtablesFamily, name: &str, most: usize) -> io::Result<XtablesTable> {
     let socket = open(family)?;
     let mut tries = 1;
     loop {
@@ -71,15 +71,15 @@ pub fn table(family: Family, name: &str, most: usize) -> io::Result<Table> {
     }
 }
 
-fn open(family: Family) -> io::Result<OwnedFd> {
+fn open(family: XtablesFamily) -> io::Result<OwnedFd> {
     let domain = match family {
-        Family::V4 => AddressFamily::Inet,
-        Family::V6 => AddressFamily::Inet6,
+        XtablesFamily::V4 => AddressFamily::Inet,
+        XtablesFamily::V6 => AddressFamily::Inet6,
     };
     Ok(socket(domain, SockType::Datagram, SockFlag::SOCK_CLOEXEC, None)?)
 }
 
-fn read(socket: &OwnedFd, family: Family, name: &str, most: usize) -> io::Result<Table> {
+fn read(socket: &OwnedFd, family: XtablesFamily, name: &str, most: usize) -> io::Result<XtablesTable> {
     let mut info = question(name, INFO)?;
     get(socket, family, GET_INFO, &mut info)?;
     let number = |index: usize| {
@@ -98,7 +98,7 @@ fn read(socket: &OwnedFd, family: Family, name: &str, most: usize) -> io::Result
     }
     get(socket, family, GET_ENTRIES, &mut entries)?;
     entries.drain(..ENTRIES);
-    Ok(Table { valid_hooks: number(0), begins: numbers(1), policies: numbers(6), count, entries })
+    Ok(XtablesTable { valid_hooks: number(0), begins: numbers(1), policies: numbers(6), count, entries })
 }
 
 /// A buffer of this size that begins with a table's name, and is zero otherwise.
@@ -112,10 +112,10 @@ fn question(name: &str, size: usize) -> io::Result<Vec<u8>> {
 }
 
 /// Asks what the buffer asks; the answer takes its place, and has its size.
-fn get(socket: &OwnedFd, family: Family, option: libc::c_int, buffer: &mut [u8]) -> io::Result<()> {
+fn get(socket: &OwnedFd, family: XtablesFamily, option: libc::c_int, buffer: &mut [u8]) -> io::Result<()> {
     let level = match family {
-        Family::V4 => libc::IPPROTO_IP,
-        Family::V6 => libc::IPPROTO_IPV6,
+        XtablesFamily::V4 => libc::IPPROTO_IP,
+        XtablesFamily::V6 => libc::IPPROTO_IPV6,
     };
     let mut length =
         libc::socklen_t::try_from(buffer.len()).map_err(|_| io::Error::from_raw_os_error(libc::E2BIG))?;

@@ -19,7 +19,7 @@ pub mod wire;
 mod workload;
 
 pub use server::{
-    CloseReason, ConnectionId, DEADLINE, Input, LONGEST_RETRY, MOST_CONNECTIONS, Newcomer, Output, PodState,
-    Server,
+    CloseReason, ConnectionId, DEADLINE, LONGEST_RETRY, MOST_CONNECTIONS, Newcomer, PodState, Server,
+    ServerAction, ServerInput,
 };
-pub use workload::{NetnsInode, TooLong, Workload};
+pub use workload::{NetnsInode, TooLong, ZdsWorkload};

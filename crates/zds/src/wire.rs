@@ -91,7 +91,7 @@ struct Ack {
 
 /// How ztunnel answers a message.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Answer {
+pub enum ZtunnelReply {
     /// Done.
     Ack,
     /// It failed, with ztunnel's words. For an add ztunnel goes on trying by itself.
@@ -124,10 +124,10 @@ pub fn hello(datagram: &[u8]) -> Result<i32, DecodeError> {
 ///
 /// # Errors
 /// It is not an answer.
-pub fn answer(datagram: &[u8]) -> Result<Answer, DecodeError> {
+pub fn answer(datagram: &[u8]) -> Result<ZtunnelReply, DecodeError> {
     match decode::<WorkloadResponse>(datagram)?.payload {
-        Some(Response::Ack(Ack { error })) if error.is_empty() => Ok(Answer::Ack),
-        Some(Response::Ack(Ack { error })) => Ok(Answer::Nack(error)),
+        Some(Response::Ack(Ack { error })) if error.is_empty() => Ok(ZtunnelReply::Ack),
+        Some(Response::Ack(Ack { error })) => Ok(ZtunnelReply::Nack(error)),
         None => Err(DecodeError::Empty),
     }
 }
@@ -199,8 +199,8 @@ mod tests {
     fn hello_and_answers_are_read_by_these_numbers() {
         assert_eq!(hello(&[1 << 3, 1]), Ok(VERSION));
         assert_eq!(hello(b""), Ok(0));
-        assert_eq!(answer(&field(1, b"")), Ok(Answer::Ack));
-        assert_eq!(answer(&field(1, &field(1, b"no"))), Ok(Answer::Nack("no".into())));
+        assert_eq!(answer(&field(1, b"")), Ok(ZtunnelReply::Ack));
+        assert_eq!(answer(&field(1, &field(1, b"no"))), Ok(ZtunnelReply::Nack("no".into())));
         assert_eq!(answer(b""), Err(DecodeError::Empty));
         assert!(matches!(answer(b"\x0a\x05"), Err(DecodeError::Malformed(_))));
         assert_eq!(answer(&vec![0; LARGEST_RESPONSE + 1]), Err(DecodeError::TooLong(LARGEST_RESPONSE + 1)));
@@ -210,6 +210,6 @@ mod tests {
     fn fields_of_later_versions_are_ignored() {
         let later = field(15, b"later");
         assert_eq!(hello(&[&[1 << 3, 1], later.as_slice()].concat()), Ok(VERSION));
-        assert_eq!(answer(&[field(1, &later), later].concat()), Ok(Answer::Ack));
+        assert_eq!(answer(&[field(1, &later), later].concat()), Ok(ZtunnelReply::Ack));
     }
 }

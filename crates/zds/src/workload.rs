@@ -11,7 +11,7 @@ pub struct NetnsInode(pub u64);
 
 /// A pod's UID and identity, of which an add fits into one datagram.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Workload {
+pub struct ZdsWorkload {
     uid: String,
     name: String,
     namespace: String,
@@ -34,7 +34,7 @@ pub struct TooLong {
     pub bytes: usize,
 }
 
-impl Workload {
+impl ZdsWorkload {
     /// A pod by UID, name, Kubernetes namespace and service account.
     ///
     /// # Errors
@@ -74,7 +74,7 @@ mod tests {
     #[test]
     fn the_longest_names_of_kubernetes_fit_and_longer_ones_are_refused() {
         let of = |length: usize| {
-            Workload::new("u".repeat(36), "p".repeat(length), "n".repeat(63), "s".repeat(253))
+            ZdsWorkload::new("u".repeat(36), "p".repeat(length), "n".repeat(63), "s".repeat(253))
         };
         assert_eq!(of(253).map(|pod| pod.name.len()), Ok(253));
         let error = of(700).expect_err("too long").to_string();

@@ -19,7 +19,7 @@ use install_cni::ambient::node::{NamedNamespaces, NodePass, ProbePath, ZtunnelLi
 use install_cni::ambient::pod::{AmbientPod, AmbientRules};
 use install_cni::ambient_rules::KEEP_CONNECTIONS;
 use install_cni::settings::{AmbientDefaults, Paths};
-use netns_apply::netlink::Connection;
+use netns_apply::netlink::NftConnection;
 use netns_apply::netns::Netns;
 use redirect_core::Family;
 use redirect_core::ambient::ProbeSources;
@@ -171,7 +171,7 @@ impl Node {
     fn probes(&self) -> BTreeSet<IpAddr> {
         let table = self
             .host
-            .enter(|| Connection::open()?.probe_addresses(ProbeSources::USUAL))
+            .enter(|| NftConnection::open()?.probe_addresses(ProbeSources::USUAL))
             .expect("enters")
             .expect("a table");
         table.addresses().clone()
@@ -330,7 +330,7 @@ fn connections_are_kept_when_a_pod_is_enrolled_and_not_when_its_rules_are_repair
     let _open = [open(&pods[0], "10.1.0.2"), open(&pods[1], "10.1.0.3")];
     let kept = || {
         pods.each_ref().map(|pod| {
-            pod.enter(|| Connection::open()?.kept_connections()).expect("enters").expect("reads").exists()
+            pod.enter(|| NftConnection::open()?.kept_connections()).expect("enters").expect("reads").exists()
         })
     };
     let _ztunnel = Obedient::start(node.socket());

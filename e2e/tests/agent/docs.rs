@@ -80,7 +80,10 @@ fn the_reference_shows_every_placeholder() {
     let text = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/reference/agent.md"))
         .expect("docs");
     let template = install_cni::conflist::Template { text: "__X__", values: &[] };
-    assert!(install_cni::conflist::Entry::from_template(&template).is_err(), "unknown ones are refused");
+    assert!(
+        install_cni::conflist::PluginEntry::from_template(&template).is_err(),
+        "unknown ones are refused"
+    );
     let source = include_str!("../../../node-agent/src/settings.rs");
     let names = source.lines().filter_map(|line| {
         let name = line.trim().strip_prefix("(\"")?.split('"').next()?;

@@ -8,12 +8,12 @@ use std::sync::Arc;
 use crate::model::{Fault, Model};
 use e2e::net_dirs::plugins_run;
 use install_cni::conflist::{NetConf, PLUGIN_TYPE};
-use install_cni::install::conflist_edits::{ORIGINAL, Obstacle};
-use install_cni::install::disk::{Disk, Lock, Output, PREPARED, Stat, TEMPORARY};
+use install_cni::install::conflist_edits::{EntryObstacle, ORIGINAL};
+use install_cni::install::disk::{Disk, Lock, PREPARED, PendingFile, Stat, TEMPORARY};
 use install_cni::install::installer::Installer;
 use install_cni::install::leave;
 use install_cni::install::once;
-use install_cni::install::plugin::{Ask, Question, Refusal};
+use install_cni::install::plugin::{Ask, PluginQuestion, PluginRefusal};
 use install_cni::settings::Settings;
 
 const NET: &str = "/host/etc/cni/net.d";
@@ -53,10 +53,10 @@ fn settings(env: &[(&str, &str)]) -> Settings {
 struct InModel(Arc<Model>);
 
 impl Ask for InModel {
-    fn ask(&self, path: &Path, _: Question<'_>) -> Result<(), Refusal> {
+    fn ask(&self, path: &Path, _: PluginQuestion<'_>) -> Result<(), PluginRefusal> {
         let content = self.0.content(&path.to_string_lossy()).map(|(content, _)| content);
         let is_plugin = content.is_some_and(|content| content.windows(6).any(|word| word == b"plugin"));
-        let refusal = || Refusal::NoPlugin { path: path.to_owned(), why: "no plugin".into() };
+        let refusal = || PluginRefusal::NoPlugin { path: path.to_owned(), why: "no plugin".into() };
         is_plugin.then_some(()).ok_or_else(refusal)
     }
 }
@@ -72,7 +72,7 @@ fn start(model: Model, env: &[(&str, &str)]) -> Model {
     installer.sweep().expect("sweeps");
     for _ in 0..4 {
         let pass = installer.pass(None).expect("installs");
-        if pass.edits.is_empty() && pass.obstacle.as_ref().is_none_or(Obstacle::is_open) {
+        if pass.edits.is_empty() && pass.obstacle.as_ref().is_none_or(EntryObstacle::is_open) {
             installer.check().expect("ready");
             drop(installer);
             return Arc::try_unwrap(model).unwrap_or_else(|_| panic!("still used"));
@@ -492,7 +492,7 @@ impl Disk for Meddled {
         Ok(Box::new(io::Cursor::new(content)))
     }
 
-    fn create(&self, path: &Path, mode: u32) -> io::Result<Box<dyn Output + '_>> {
+    fn create(&self, path: &Path, mode: u32) -> io::Result<Box<dyn PendingFile + '_>> {
         self.0.create(path, mode)
     }
 
@@ -546,7 +546,7 @@ impl Disk for Rewritten {
         self.0.open(path)
     }
 
-    fn create(&self, path: &Path, mode: u32) -> io::Result<Box<dyn Output + '_>> {
+    fn create(&self, path: &Path, mode: u32) -> io::Result<Box<dyn PendingFile + '_>> {
         self.0.create(path, mode)
     }
 

@@ -78,7 +78,8 @@ fn a_sandboxed_pod_is_never_verified_or_healed_and_is_reported_once() {
     // redirectctl says the same.
     let mut pods: Vec<Pod> = pods.iter().map(|pod| Pod::from_json(pod).expect("a pod")).collect();
     pods[1].handler = Some("runsc".to_owned());
-    let scan = Scan::of(&pods, sandboxes.path(), &redirectctl::node::Node::default()).expect("scans");
+    let scan =
+        Scan::of(&pods, sandboxes.path(), &redirectctl::node::NodeConfiguration::default()).expect("scans");
     let states: Vec<&str> = scan.entries.iter().map(|entry| entry.state.word()).collect();
     assert_eq!(states, ["sandboxed", "verified", "sandboxed"]);
 }

@@ -1,14 +1,14 @@
 //! The network namespace that an agent redirects before it takes the taint away. Needs root.
 
 use cni_core::conf::{Conf, Envelope};
-use cni_core::wire::Command;
+use cni_core::wire::CniCommand;
 use install_cni::pods::check::ExpectedRules;
 use install_cni::taint::probe::{ProbeError, probe};
 use netns_apply::facts::addresses;
 
 fn conf(more: &str) -> Conf {
     let text = format!(r#"{{"cniVersion":"1.0.0","name":"n","type":"istio-cni"{more}}}"#);
-    let envelope = Envelope::read(text.as_bytes(), Command::Add).expect("JSON");
+    let envelope = Envelope::read(text.as_bytes(), CniCommand::Add).expect("JSON");
     envelope.conf().expect("a configuration")
 }
 

@@ -10,7 +10,7 @@ use reasons::PodState;
 use redirectctl::cause::Cause;
 use redirectctl::pod::Pod;
 use redirectctl::scan::Scan;
-use redirectctl::text_writer::Layout;
+use redirectctl::text_writer::TextLayout;
 use redirectctl::why::explain;
 
 /// Labels whose values are a state, a cause or a result.
@@ -57,7 +57,7 @@ fn every_word_of_the_metrics_is_explained() {
         assert!(values.iter().any(|(name, _)| name == label), "no label {label} in\n{text}");
     }
     let unknown: Vec<_> =
-        values.iter().filter(|(_, word)| explain(word, Layout::default()).is_err()).collect();
+        values.iter().filter(|(_, word)| explain(word, TextLayout::default()).is_err()).collect();
     assert!(unknown.is_empty(), "{unknown:?}");
 }
 
@@ -67,7 +67,7 @@ fn every_alert_is_explained() {
     let alerts: Vec<&str> = rules.lines().filter_map(|line| line.trim().strip_prefix("- alert: ")).collect();
     assert!(alerts.len() > 20, "{alerts:?}");
     for alert in alerts {
-        let text = explain(alert, Layout::default()).expect("is known");
+        let text = explain(alert, TextLayout::default()).expect("is known");
         assert!(text.contains("docs/tasks/alerts.md") && !text.contains("{{"), "{text}");
     }
 }
@@ -114,7 +114,8 @@ fn a_scan_finds_every_pod_in_the_state_that_the_agent_reports() {
     wait(&node, "every pod to be checked", || metric(&node, &meshed(PodState::Unseen)) == Some(0.0));
 
     let pods: Vec<Pod> = pods.iter().map(|pod| Pod::from_json(pod).expect("a pod")).collect();
-    let scan = Scan::of(&pods, sandboxes.path(), &redirectctl::node::Node::default()).expect("scans");
+    let scan =
+        Scan::of(&pods, sandboxes.path(), &redirectctl::node::NodeConfiguration::default()).expect("scans");
     let scanned: BTreeMap<&str, PodState> =
         scan.entries.iter().map(|entry| (entry.subject.as_str(), entry.state)).collect();
     for (name, state, _) in states {

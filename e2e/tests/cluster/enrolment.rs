@@ -18,7 +18,7 @@ use e2e::kube::{ApiServer, Sending, fresh};
 use e2e::pods::{self, Proc, Sandboxes, metric};
 use e2e::privileges::{needs, one_fewer, only};
 use e2e::ztunnel::Obedient;
-use netns_apply::netlink::Connection;
+use netns_apply::netlink::NftConnection;
 use netns_apply::netns::Netns;
 use serde_json::{Value, json};
 use test_support::netns::Namespace;
@@ -258,7 +258,7 @@ impl World {
 
     fn probes(&self) -> Vec<IpAddr> {
         self.host
-            .enter(|| Connection::open()?.probe_addresses(redirect_core::ambient::ProbeSources::USUAL))
+            .enter(|| NftConnection::open()?.probe_addresses(redirect_core::ambient::ProbeSources::USUAL))
             .expect("enters")
             .expect("reads")
             .addresses()

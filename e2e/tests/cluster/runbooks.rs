@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, ensure};
-use controller_runtime::metrics::exposition::Format;
+use controller_runtime::metrics::exposition::ScrapeFormat;
 use e2e::agent::{CALICO, Node, exchange};
 use e2e::broken;
 use e2e::http::StandIn;
@@ -412,7 +412,7 @@ fn counted(series: &[&str]) -> Result<String> {
     let soon = SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs() + 630;
     let (metrics, registry) = Metrics::new();
     metrics.start_taint();
-    let mut text = Format::Text.write(&registry);
+    let mut text = ScrapeFormat::Text.write(&registry);
     for sample in series {
         let (name, _) = sample.rsplit_once(' ').context("a sample has a value")?;
         text = text

@@ -12,7 +12,7 @@ use e2e::iptables::mesh::{Mesh, any, assert_reaches};
 use e2e::segments::{ACK, FIN, RST, Segment, Wire};
 use install_cni::ambient_rules::{are_in_force, ensure_in_force, exist, put_in_force, remove};
 use netfilter_state::netlink::kept::KeptTable;
-use netns_apply::{ApplyOptions, netlink::Connection};
+use netns_apply::{ApplyOptions, netlink::NftConnection};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{
@@ -151,7 +151,7 @@ impl Pod {
     }
 
     fn table(&self) -> Result<KeptTable> {
-        Ok(self.inside(|| Connection::open()?.kept_connections())??)
+        Ok(self.inside(|| NftConnection::open()?.kept_connections())??)
     }
 
     fn fates(&self) -> Result<BTreeMap<Fate, usize>> {
@@ -333,7 +333,7 @@ fn an_agent_that_died_half_way_is_followed_by_one_that_ends_right() -> Result<()
     for backend in BACKENDS {
         // Before the rules.
         let pod = Pod::new(backend, 5)?;
-        pod.inside(|| Connection::open()?.keep_connections(LONG))??;
+        pod.inside(|| NftConnection::open()?.keep_connections(LONG))??;
         ensure!(!pod.is_in_force()? && pod.inside(|| exist(&pod.options))? == Ok(true));
         pod.enrol(LONG)?;
         ensure!(pod.is_in_force()? && pod.table()?.is_settled());
@@ -342,7 +342,7 @@ fn an_agent_that_died_half_way_is_followed_by_one_that_ends_right() -> Result<()
 
         // Behind them.
         let pod = Pod::new(backend, 5)?;
-        pod.inside(|| Connection::open()?.keep_connections(LONG))??;
+        pod.inside(|| NftConnection::open()?.keep_connections(LONG))??;
         let plan = pod.redirect.plan();
         pod.inside(|| netns_apply::apply(&plan, &pod.options))??;
         ensure!(!pod.is_in_force()?, "new connections would pass");

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use e2e::traffic::{Client, TcpServer};
-use netns_apply::{ProbeRouteError, connections, netlink::Connection, routes::RouteSocket};
+use netns_apply::{ProbeRouteError, connections, netlink::NftConnection, routes::RouteSocket};
 use redirect_core::Family;
 use redirect_core::ambient::ProbeSources;
 use test_support::netns::{Families, Namespace, Topology, client_address, pod_address};
@@ -56,9 +56,12 @@ fn probes_of_the_node_come_from_the_address_that_pods_let_through() -> Result<()
         let before = source_seen(&topology, v6)?;
         ensure!(before != source(v6, PROBES), "{before}");
     }
-    ensure!(on_node(|| Ok(Connection::open()?.set_probe_addresses(&addresses(), PROBES)?))?, "it was there");
     ensure!(
-        !on_node(|| Ok(Connection::open()?.set_probe_addresses(&addresses(), PROBES)?))?,
+        on_node(|| Ok(NftConnection::open()?.set_probe_addresses(&addresses(), PROBES)?))?,
+        "it was there"
+    );
+    ensure!(
+        !on_node(|| Ok(NftConnection::open()?.set_probe_addresses(&addresses(), PROBES)?))?,
         "it was changed for nothing"
     );
     for v6 in FAMILIES {
@@ -67,18 +70,18 @@ fn probes_of_the_node_come_from_the_address_that_pods_let_through() -> Result<()
     // Another source, as the agent's settings may name.
     let other = PROBES.with(Family::V4, "169.254.8.1")?.with(Family::V6, "fd00:8::1")?;
     ensure!(
-        topology.client.enter(|| Connection::open()?.set_probe_addresses(&addresses(), other))??,
+        topology.client.enter(|| NftConnection::open()?.set_probe_addresses(&addresses(), other))??,
         "the usual one stays"
     );
-    ensure!(!topology.client.enter(|| Connection::open()?.probe_addresses(PROBES))??.works());
+    ensure!(!topology.client.enter(|| NftConnection::open()?.probe_addresses(PROBES))??.works());
     for v6 in FAMILIES {
         assert_eq!(source_seen(&topology, v6)?, source(v6, other));
     }
-    ensure!(on_node(|| Ok(Connection::open()?.set_probe_addresses(&BTreeSet::new(), PROBES)?))?);
+    ensure!(on_node(|| Ok(NftConnection::open()?.set_probe_addresses(&BTreeSet::new(), PROBES)?))?);
     ensure!(source_seen(&topology, false)? != source(false, other), "of pods that left");
     ensure!(
-        on_node(|| Ok(Connection::open()?.remove_probe_addresses()?))?
-            && !on_node(|| Ok(Connection::open()?.remove_probe_addresses()?))?
+        on_node(|| Ok(NftConnection::open()?.remove_probe_addresses()?))?
+            && !on_node(|| Ok(NftConnection::open()?.remove_probe_addresses()?))?
     );
     let left = topology.client.sh("nft list ruleset")?.stdout;
     assert_eq!(left.trim(), "");
@@ -89,7 +92,7 @@ fn probes_of_the_node_come_from_the_address_that_pods_let_through() -> Result<()
 fn what_the_node_forwards_keeps_its_source() -> Result<()> {
     let topology = Topology::new(Families::V4)?;
     let other = Namespace::empty(Families::V4)?;
-    topology.client.enter(|| Connection::open()?.set_probe_addresses(&addresses(), PROBES))??;
+    topology.client.enter(|| NftConnection::open()?.set_probe_addresses(&addresses(), PROBES))??;
     topology.client.sh(&format!(
         "set -e; ip link add fw0 type veth peer name fw1 netns {}; ip addr add 10.9.0.1/24 dev fw0; ip link set fw0 up; \
          echo 1 > /proc/sys/net/ipv4/ip_forward",
@@ -130,7 +133,7 @@ fn nobody_reaches_a_pod_through_the_node_from_the_address_of_probes() -> Result<
     for is_kept in [false, true] {
         if is_kept {
             ensure!(
-                node.enter(|| Connection::open()?.set_probe_addresses(&addresses(), PROBES))??,
+                node.enter(|| NftConnection::open()?.set_probe_addresses(&addresses(), PROBES))??,
                 "it was there"
             );
         }
@@ -150,7 +153,7 @@ fn nobody_reaches_a_pod_through_the_node_from_the_address_of_probes() -> Result<
 fn whatever_another_program_made_of_the_table_is_found_and_repaired() -> Result<()> {
     let topology = Topology::new(Families::V4)?;
     let node = &topology.client;
-    node.enter(|| Connection::open()?.set_probe_addresses(&addresses(), PROBES))??;
+    node.enter(|| NftConnection::open()?.set_probe_addresses(&addresses(), PROBES))??;
     let table = "inet istio-ambient-probes";
     for change in [
         format!("nft delete table {table}"),
@@ -169,14 +172,14 @@ fn whatever_another_program_made_of_the_table_is_found_and_repaired() -> Result<
         format!("nft delete table {table}; nft add table {table}; nft add chain {table} postrouting"),
     ] {
         node.sh(&change)?.ok().with_context(|| change.clone())?;
-        let seen = node.enter(|| Connection::open()?.probe_addresses(PROBES))??;
+        let seen = node.enter(|| NftConnection::open()?.probe_addresses(PROBES))??;
         ensure!(!seen.is_for(&addresses()), "{change}: not found: {seen:?}");
         ensure!(
-            node.enter(|| Connection::open()?.set_probe_addresses(&addresses(), PROBES))??,
+            node.enter(|| NftConnection::open()?.set_probe_addresses(&addresses(), PROBES))??,
             "{change}: not repaired"
         );
         ensure!(
-            node.enter(|| Connection::open()?.probe_addresses(PROBES))??.is_for(&addresses()),
+            node.enter(|| NftConnection::open()?.probe_addresses(PROBES))??.is_for(&addresses()),
             "{change}"
         );
         assert_eq!(source_seen(&topology, false)?, source(false, PROBES), "{change}");
@@ -194,16 +197,16 @@ fn another_programs_table_of_that_name_is_not_taken_without_an_error() -> Result
     std::io::Write::write_all(&mut orders, b"add table inet istio-ambient-probes { flags owner; }\n")?;
     std::io::Write::flush(&mut orders)?;
     let held = test_support::process::until("the table", test_support::process::SHORT, &[], || {
-        Ok(node.enter(|| Connection::open()?.probe_addresses(PROBES))??.exists().then_some(()))
+        Ok(node.enter(|| NftConnection::open()?.probe_addresses(PROBES))??.exists().then_some(()))
     });
     let refused =
-        held.and_then(|()| node.enter(|| Connection::open()?.set_probe_addresses(&addresses(), PROBES)));
+        held.and_then(|()| node.enter(|| NftConnection::open()?.set_probe_addresses(&addresses(), PROBES)));
     drop(orders);
     owner.wait()?;
     let refused = refused?.err().context("it was taken")?.to_string();
     ensure!(refused.contains("CAP_NET_ADMIN") || refused.contains("refuses"), "{refused}");
     ensure!(
-        node.enter(|| Connection::open()?.set_probe_addresses(&addresses(), PROBES))??,
+        node.enter(|| NftConnection::open()?.set_probe_addresses(&addresses(), PROBES))??,
         "its owner has ended"
     );
     Ok(())
@@ -259,7 +262,7 @@ fn probes_reach_pods_with_branch_interfaces_and_their_answers_the_node() -> Resu
         Ok(node.enter(|| RouteSocket::open(1 << 20)?.missing_branch_rules(&pods))??)
     };
     let before = node.snapshot()?;
-    node.enter(|| Connection::open()?.set_probe_addresses(&pods, PROBES))??;
+    node.enter(|| NftConnection::open()?.set_probe_addresses(&pods, PROBES))??;
     let probe = |address: IpAddr| probe(&node, &pod, address);
     for address in &pods {
         ensure!(probe(*address).is_err(), "the VPC has no pod");
@@ -280,7 +283,7 @@ fn probes_reach_pods_with_branch_interfaces_and_their_answers_the_node() -> Resu
     node.sh("ip rule add to 10.0.3.8 lookup 102 pref 512; ip rule add iif vlan2 lookup local pref 9")?
         .ok()?;
     ensure!(set(&BTreeSet::new())?);
-    node.enter(|| Connection::open()?.remove_probe_addresses())??;
+    node.enter(|| NftConnection::open()?.remove_probe_addresses())??;
     let left = node.snapshot()?.changes_since(&before);
     assert_eq!(left, []);
 
@@ -319,7 +322,7 @@ fn answers_to_probes_come_back_to_the_node_under_ebpf_host_routing() -> Result<(
         let lacking = || -> Result<BTreeSet<IpAddr>> {
             Ok(node.enter(|| RouteSocket::open(1 << 20)?.missing_probe_routes(&addresses(), PROBES))??)
         };
-        node.enter(|| Connection::open()?.set_probe_addresses(&addresses(), PROBES))??;
+        node.enter(|| NftConnection::open()?.set_probe_addresses(&addresses(), PROBES))??;
         assert_eq!(lacking()?, addresses());
         for v6 in FAMILIES {
             ensure!(probe(node, pod, pod_address(v6)).is_err(), "{v6}: its answers leave the node");
@@ -349,7 +352,7 @@ fn answers_to_probes_come_back_to_the_node_under_ebpf_host_routing() -> Result<(
             ensure!(refused == Some(ProbeRouteError::OfNode(client_address(v6))), "{refused:?}");
         }
         ensure!(routed(&BTreeSet::new())?);
-        node.enter(|| Connection::open()?.remove_probe_addresses())??;
+        node.enter(|| NftConnection::open()?.remove_probe_addresses())??;
         assert_eq!(node.snapshot()?.changes_since(&before), []);
 
         node.sh("echo 1 > /proc/sys/net/ipv6/conf/lo/disable_ipv6")?;
@@ -369,7 +372,7 @@ fn probes_whose_answers_do_not_come_back_are_seen() -> Result<()> {
         ensure!(seen.values().all(|count| *count > 0), "{seen:?}");
         Ok(seen.into_keys().collect())
     };
-    node.enter(|| Connection::open()?.set_probe_addresses(&addresses(), PROBES))??;
+    node.enter(|| NftConnection::open()?.set_probe_addresses(&addresses(), PROBES))??;
     assert_eq!(unanswered()?, [] as [IpAddr; 0]);
     for v6 in FAMILIES {
         ensure!(probe(node, pod, pod_address(v6)).is_err());
@@ -405,7 +408,7 @@ fn what_is_for_the_source_of_probes_and_answers_none_does_not_circulate() -> Res
         Ok(passes_lo()?.saturating_sub(before))
     };
     ensure!(loops(false)? > 20, "it does not circulate without the rule");
-    node.enter(|| Connection::open()?.set_probe_addresses(&addresses(), PROBES))??;
+    node.enter(|| NftConnection::open()?.set_probe_addresses(&addresses(), PROBES))??;
     for v6 in FAMILIES {
         // A SYN is sent again after a second.
         let loops = loops(v6)?;

@@ -15,7 +15,7 @@ use e2e::iptables::packets::{
 };
 use e2e::traffic::ANSWER;
 use netns_apply::{ApplyOptions, apply};
-use packet_trace::{Difference, Fate, Packet, TraceRules};
+use packet_trace::{Fate, Packet, TraceRules, TrafficDifference};
 use redirect_core::{Family, RulePlan};
 use test_support::dice::Dice;
 use test_support::sample;
@@ -59,12 +59,12 @@ struct Tally {
     problems: Vec<String>,
 }
 
-fn said_of<'a>(differences: &'a [Difference], packet: &Packet) -> Option<&'a Difference> {
+fn said_of<'a>(differences: &'a [TrafficDifference], packet: &Packet) -> Option<&'a TrafficDifference> {
     differences.iter().find(|one| one.region.contains(packet))
 }
 
 /// Packets to send, as many from within the set as there are to be, the others from beside it.
-fn packets(differences: &[Difference], dice: &mut Dice) -> Vec<Packet> {
+fn packets(differences: &[TrafficDifference], dice: &mut Dice) -> Vec<Packet> {
     let (mut within, mut beside) = (Vec::new(), Vec::new());
     for _ in 0..DRAWS {
         let packet = random_packet(dice);
@@ -81,7 +81,7 @@ fn packets(differences: &[Difference], dice: &mut Dice) -> Vec<Packet> {
 }
 
 /// What is wrong with a packet that was sent in both pods; nothing where the kernel does what is said.
-fn judge(sent: &[(Packet, Arrived); 2], differences: &[Difference]) -> Option<String> {
+fn judge(sent: &[(Packet, Arrived); 2], differences: &[TrafficDifference]) -> Option<String> {
     let [(one, seen), (two, seen_then)] = sent;
     let (said, said_then) = (said_of(differences, one), said_of(differences, two));
     let is_right = match (said, said_then) {
@@ -103,7 +103,7 @@ fn try_pair(seed: u64) -> Result<Tally> {
     let mut words = format!("seed {seed}: {before:?}\nand {after:?}\n");
     let plans = [plan(&before)?, plan(&after)?];
     let [from, to] = &plans;
-    let differences = Difference::of_plans(from, to);
+    let differences = TrafficDifference::of_plans(from, to);
     let pods = [Pod::new(from, &mut dice, &mut words)?, Pod::new(to, &mut dice, &mut words)?];
     let mut tally = Tally::default();
     for packet in packets(&differences, &mut dice) {

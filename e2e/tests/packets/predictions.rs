@@ -16,7 +16,7 @@ use e2e::iptables::mesh::{loopback, passthrough};
 use e2e::iptables::packets::{Arrived, FORMS, Said, plan, resolver};
 use e2e::traffic::PROXY_ID;
 use netns_apply::{ApplyOptions, Live, Mismatch, Snapshot, apply, verify};
-use packet_trace::{Detail, Fate, Packet, TraceRules, interference::Severity};
+use packet_trace::{Detail, Fate, Packet, TraceRules, interference::Certainty};
 use redirect_core::{Family, RulePlan, settings::Key};
 use serde::Deserialize;
 use test_support::netns::{client_address, pod_address, remote_address};
@@ -318,7 +318,7 @@ impl Pod {
             (Some(_), true) | (None, false) => None,
             (Some(_), false) if case.lacks || is_answer_lost => None,
             (Some(Mismatch::Interference(findings, _)), false)
-                if case.untold && findings.iter().all(|finding| finding.severity == Severity::May) =>
+                if case.untold && findings.iter().all(|finding| finding.severity == Certainty::May) =>
             {
                 None
             }

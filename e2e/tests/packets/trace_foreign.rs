@@ -22,7 +22,7 @@ use e2e::traffic::PROXY_ID;
 use netns_apply::{ApplyOptions, Live, apply};
 use packet_trace::{
     Detail, Fate, Interface, Listener, Outcome, Packet, Sender, Trace, TraceEvent, TraceRules,
-    interference::{Finding, Severity, Traffic},
+    interference::{Certainty, Finding, Traffic},
 };
 use redirect_core::{Family, RulePlan, rule::Protocol};
 use test_support::dice::Dice;
@@ -346,7 +346,7 @@ fn try_seed(seed: u64) -> Result<(Vec<String>, Tally)> {
         problems.extend(pod.judge_trace(&shot, &seen));
         problems.extend(pod.judge_silence(&shot, &seen, &findings)?);
     }
-    for finding in findings.iter().filter(|finding| finding.severity == Severity::Does) {
+    for finding in findings.iter().filter(|finding| finding.severity == Certainty::Does) {
         problems.extend(pod.judge_certainty(finding, &mut dice)?);
     }
     for problem in &problems {

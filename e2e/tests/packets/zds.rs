@@ -19,8 +19,8 @@ use e2e::ztunnel::{Message, Ztunnel};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use test_support::netns::{Families, Namespace};
 use test_support::process::{self, SHORT};
-use zds::socket::{Event, Handle, serve};
-use zds::{NetnsInode, Newcomer, PodState, Workload, wire};
+use zds::socket::{ServerHandle, SocketEvent, serve};
+use zds::{NetnsInode, Newcomer, PodState, ZdsWorkload, wire};
 
 /// Names the socket for the test that runs as another user.
 const STRANGERS_SOCKET: &str = "E2E_ZDS_SOCKET";
@@ -28,9 +28,9 @@ const STRANGERS_SOCKET: &str = "E2E_ZDS_SOCKET";
 /// A server under test, with files in place of network namespaces unless said otherwise.
 struct Agent {
     folder: tempfile::TempDir,
-    handle: Option<Handle>,
+    handle: Option<ServerHandle>,
     thread: Option<JoinHandle<()>>,
-    events: Receiver<Event>,
+    events: Receiver<SocketEvent>,
     /// What is opened for a pod.
     netns: Arc<Mutex<BTreeMap<String, PathBuf>>>,
 }
@@ -51,7 +51,7 @@ impl Agent {
         self.folder.path().join("ztunnel.sock")
     }
 
-    fn handle(&self) -> &Handle {
+    fn handle(&self) -> &ServerHandle {
         self.handle.as_ref().expect("it serves")
     }
 
@@ -82,7 +82,7 @@ impl Agent {
     }
 
     /// Waits for an event.
-    fn wait_for(&self, wanted: impl Fn(&Event) -> bool) -> Result<Event> {
+    fn wait_for(&self, wanted: impl Fn(&SocketEvent) -> bool) -> Result<SocketEvent> {
         let mut seen = Vec::new();
         loop {
             match self.events.recv_timeout(SHORT) {
@@ -93,8 +93,8 @@ impl Agent {
         }
     }
 
-    fn wait_for_state(&self, uid: &str, state: &PodState) -> Result<Event> {
-        self.wait_for(|event| matches!(event, Event::Pod(of, _, seen) if of == uid && seen == state))
+    fn wait_for_state(&self, uid: &str, state: &PodState) -> Result<SocketEvent> {
+        self.wait_for(|event| matches!(event, SocketEvent::Pod(of, _, seen) if of == uid && seen == state))
     }
 }
 
@@ -111,7 +111,7 @@ fn start_at(
     path: &Path,
     newcomer: Newcomer,
     netns: &Arc<Mutex<BTreeMap<String, PathBuf>>>,
-) -> Result<(Handle, JoinHandle<()>, Receiver<Event>)> {
+) -> Result<(ServerHandle, JoinHandle<()>, Receiver<SocketEvent>)> {
     let (sender, events) = mpsc::channel();
     let netns = netns.clone();
     let open = move |uid: &str, _: NetnsInode| {
@@ -123,8 +123,8 @@ fn start_at(
     Ok((handle, thread, events))
 }
 
-fn pod(uid: &str) -> Workload {
-    Workload::new(uid.into(), "web".into(), "shop".into(), "account".into()).expect("short")
+fn pod(uid: &str) -> ZdsWorkload {
+    ZdsWorkload::new(uid.into(), "web".into(), "shop".into(), "account".into()).expect("short")
 }
 
 fn add(uid: &str) -> Message {
@@ -260,7 +260,7 @@ fn a_ztunnel_that_dies_in_the_snapshot_leaves_nothing_and_the_next_one_receives_
     // It dies with a message that it has not read.
     agent.wait_for_state("a", &PodState::Acknowledged)?;
     drop(killed);
-    agent.wait_for(|event| matches!(event, Event::Closed(_)))?;
+    agent.wait_for(|event| matches!(event, SocketEvent::Closed(_)))?;
     agent.wait_for_state("a", &PodState::NoZtunnel)?;
     let mut next = Ztunnel::greet(&agent.socket())?;
     assert_eq!(next.obey_snapshot(SHORT)?.len(), 4);
@@ -284,7 +284,7 @@ fn a_slow_ztunnel_is_disconnected_at_its_deadline_and_the_next_one_is_served() -
     let silent = Ztunnel::connect(&agent.socket())?;
     assert_eq!(slow.receive(SHORT)?, Some(add("a")));
     for reason in ["did not answer an added pod", "no hello"] {
-        agent.wait_for(|event| matches!(event, Event::Closed(closed) if closed.contains(reason)))?;
+        agent.wait_for(|event| matches!(event, SocketEvent::Closed(closed) if closed.contains(reason)))?;
     }
     // What it answers now is not taken for an answer to something else.
     assert!(slow.answer(false).is_err() || slow.receive(SHORT)?.is_none());
@@ -306,7 +306,7 @@ fn the_next_agent_takes_the_socket_over_and_a_removed_one_is_made_again() -> Res
 
     let (second, thread, events) = start_at(&first.socket(), Newcomer::AllPods, &first.netns)?;
     second.pods(vec![(pod("a"), None)]);
-    first.wait_for(|event| matches!(event, Event::Failed(why) if why.contains("another agent's")))?;
+    first.wait_for(|event| matches!(event, SocketEvent::Failed(why) if why.contains("another agent's")))?;
     let mut again = Ztunnel::greet(&first.socket())?;
     let keep = Message::Keep("a".into());
     assert_eq!(again.obey_snapshot(SHORT)?, [keep, Message::SnapshotSent], "the second agent answers");
@@ -315,10 +315,10 @@ fn the_next_agent_takes_the_socket_over_and_a_removed_one_is_made_again() -> Res
     assert_eq!(again.receive(SHORT)?, None, "the second agent has ended");
 
     // Its socket stays, and nobody is behind it.
-    first.wait_for(|event| *event == Event::Restored)?;
+    first.wait_for(|event| *event == SocketEvent::Restored)?;
     Ztunnel::greet(&first.socket())?.obey_snapshot(SHORT)?;
     fs::remove_file(first.socket())?;
-    first.wait_for(|event| *event == Event::Restored)?;
+    first.wait_for(|event| *event == SocketEvent::Restored)?;
     assert_eq!(fs::metadata(first.socket())?.permissions().mode() & 0o777, 0o600);
     Ztunnel::greet(&first.socket())?.obey_snapshot(SHORT)?;
     Ok(())
@@ -339,7 +339,7 @@ fn ztunnel_receives_the_pods_namespace_which_ends_with_its_pod() -> Result<()> {
     let next_inode = agent.opens("a", &next.path())?;
     let mut second = Ztunnel::greet(&agent.socket())?;
     assert_eq!(second.obey_snapshot(SHORT)?, [Message::Keep("a".into()), Message::SnapshotSent]);
-    let unopened = agent.wait_for(|event| matches!(event, Event::Pod(_, _, PodState::Unopened(_))))?;
+    let unopened = agent.wait_for(|event| matches!(event, SocketEvent::Pod(_, _, PodState::Unopened(_))))?;
     assert!(format!("{unopened:?}").contains("another network namespace"), "{unopened:?}");
     agent.handle().add(pod("a"), next_inode);
     assert_eq!(ztunnel.obey(SHORT)?, Some(del("a")));
@@ -378,7 +378,7 @@ fn only_root_and_the_agents_user_may_connect() -> Result<()> {
     stranger.env(STRANGERS_SOCKET, agent.socket()).current_dir(agent.folder.path()).uid(65534).gid(65534);
     let output = process::run(&mut stranger, SHORT)?.ok()?;
     ensure!(output.stdout.contains("1 passed"), "no test has this name: {output:?}");
-    agent.wait_for(|event| matches!(event, Event::Closed(why) if why.contains("user 65534")))?;
+    agent.wait_for(|event| matches!(event, SocketEvent::Closed(why) if why.contains("user 65534")))?;
     Ok(())
 }
 

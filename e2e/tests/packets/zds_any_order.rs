@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use e2e::ztunnel::{Message, State};
 use proptest::prelude::*;
-use zds::{ConnectionId, Input, NetnsInode, Newcomer, Output, PodState, Server, Workload};
+use zds::{ConnectionId, NetnsInode, Newcomer, PodState, Server, ServerAction, ServerInput, ZdsWorkload};
 
 /// What happens.
 #[derive(Debug, Clone)]
@@ -63,8 +63,8 @@ struct World {
     connected: u64,
 }
 
-fn workload(pod: u8) -> Workload {
-    Workload::new(format!("u{pod}"), format!("p{pod}"), "default".into(), "a".into()).expect("short")
+fn workload(pod: u8) -> ZdsWorkload {
+    ZdsWorkload::new(format!("u{pod}"), format!("p{pod}"), "default".into(), "a".into()).expect("short")
 }
 
 impl World {
@@ -73,13 +73,13 @@ impl World {
             Event::Start => self.start(),
             Event::Add(pod, netns) => {
                 self.wanted.insert(format!("u{pod}"), Some(NetnsInode(*netns)));
-                self.handle(Input::Add(workload(*pod), NetnsInode(*netns)));
+                self.handle(ServerInput::Add(workload(*pod), NetnsInode(*netns)));
             }
             Event::Remove(pod) => {
                 let uid = format!("u{pod}");
                 self.wanted.remove(&uid);
                 self.states.remove(&uid);
-                self.handle(Input::Remove(uid));
+                self.handle(ServerInput::Remove(uid));
             }
             Event::Openable(pod, is_openable) => {
                 let uid = format!("u{pod}");
@@ -93,19 +93,19 @@ impl World {
                 if let Some(id) = self.id(*which) {
                     // A hello or an answer is none.
                     let bytes = [b"\x0a\xff", bytes.as_slice()].concat();
-                    self.handle(Input::Received(id, &bytes));
+                    self.handle(ServerInput::Received(id, &bytes));
                     assert!(self.open.iter().all(|(other, _)| *other != id), "garbage ends a connection");
                 }
             }
             Event::Disconnect(which) => {
                 if let Some(id) = self.id(*which) {
                     self.forget(id);
-                    self.handle(Input::Disconnected(id));
+                    self.handle(ServerInput::Disconnected(id));
                 }
             }
             Event::Wait(milliseconds) => {
                 self.now += Duration::from_millis(*milliseconds);
-                self.handle(Input::Tick);
+                self.handle(ServerInput::Tick);
             }
         }
         self.check();
@@ -115,7 +115,7 @@ impl World {
         self.has_started = true;
         let number = |uid: &str| uid[1..].parse::<u8>().expect("a number");
         let pods = self.wanted.iter().map(|(uid, netns)| (workload(number(uid)), *netns)).collect();
-        self.handle(Input::Pods(pods));
+        self.handle(ServerInput::Pods(pods));
     }
 
     fn connect(&mut self, pods: &[(u8, u64)]) {
@@ -124,7 +124,7 @@ impl World {
         let served = pods.iter().map(|(pod, netns)| (format!("u{pod}"), *netns)).collect();
         self.silent.insert(id, State::serving(served));
         self.open.push((id, None));
-        self.handle(Input::Accepted(id));
+        self.handle(ServerInput::Accepted(id));
     }
 
     fn id(&self, which: usize) -> Option<ConnectionId> {
@@ -138,7 +138,7 @@ impl World {
             self.greeted.push(id);
             self.ztunnel(id, |slot| *slot = Some(ztunnel));
         }
-        self.handle(Input::Received(id, &[8, version]));
+        self.handle(ServerInput::Received(id, &[8, version]));
         assert!(version == 1 || self.open.iter().all(|(other, _)| *other != id), "another version");
     }
 
@@ -146,7 +146,7 @@ impl World {
         let Some(id) = self.id(which) else { return };
         let answer = self.ztunnel(id, |ztunnel| ztunnel.as_mut()?.answer(fails)).flatten();
         if let Some(answer) = answer {
-            self.handle(Input::Received(id, answer));
+            self.handle(ServerInput::Received(id, answer));
         }
     }
 
@@ -160,27 +160,27 @@ impl World {
         self.greeted.retain(|other| *other != id);
     }
 
-    fn handle(&mut self, input: Input<'_>) {
-        let mut outputs: VecDeque<Output> = self.server.handle(self.now, input).into();
+    fn handle(&mut self, input: ServerInput<'_>) {
+        let mut outputs: VecDeque<ServerAction> = self.server.handle(self.now, input).into();
         while let Some(output) = outputs.pop_front() {
             match output {
-                Output::Report { uid, netns, state } => {
+                ServerAction::Report { uid, netns, state } => {
                     assert_eq!(Some(&netns), self.wanted.get(&uid), "a report about another namespace");
                     assert!(self.wanted.contains_key(&uid), "a report of a pod that is gone");
                     self.states.insert(uid, state);
                 }
-                Output::Close { connection, reason } => {
+                ServerAction::Close { connection, reason } => {
                     assert!(!reason.to_string().is_empty());
                     assert!(self.open.iter().any(|(id, _)| *id == connection), "closed already");
                     self.forget(connection);
                 }
-                Output::Send { connection, descriptor: Some((uid, _)), .. }
+                ServerAction::Send { connection, descriptor: Some((uid, _)), .. }
                     if self.unopenable.contains(&uid) =>
                 {
-                    let input = Input::Unopened(connection, "No such file".into());
+                    let input = ServerInput::Unopened(connection, "No such file".into());
                     outputs.extend(self.server.handle(self.now, input));
                 }
-                Output::Send { connection, datagram, descriptor } => {
+                ServerAction::Send { connection, datagram, descriptor } => {
                     assert!(self.has_started, "a message before all pods are known");
                     self.deliver(connection, &datagram, descriptor.map(|(_, netns)| netns));
                 }
@@ -273,7 +273,7 @@ impl World {
                 let Some(deadline) = self.server.next_deadline() else { return };
                 assert!(deadline < self.now + Duration::from_secs(6), "no pod waits longer");
                 self.now = self.now.max(deadline);
-                self.handle(Input::Tick);
+                self.handle(ServerInput::Tick);
             }
         }
         panic!("it never settles");

@@ -9,7 +9,7 @@ use anyhow::{Context, Result, ensure};
 use e2e::iptables::in_parallel;
 use test_support::process::Output;
 use test_support::sample;
-use web::{Form, PacketQuestion, Question, Side, answer};
+use web::{Form, PacketQuestion, PageQuestion, Side, answer};
 
 const THREADS: usize = 2;
 /// Every which pair of neighbours is compared.
@@ -17,12 +17,12 @@ const PAIRS: usize = 5;
 /// Recordings that are understood at least; so that a program that refuses everything does not look like success.
 const UNDERSTOOD: usize = 300;
 
-fn question(case: &Case) -> Question {
-    Question {
+fn question(case: &Case) -> PageQuestion {
+    PageQuestion {
         text: case.text.clone(),
         address: case.address.clone(),
         nameservers: case.nameservers.join(","),
-        ..Question::default()
+        ..PageQuestion::default()
     }
 }
 
@@ -52,7 +52,7 @@ fn the_page_plans_every_recorded_command_line_as_redirectctl_does() -> Result<()
         let rare = ["restore", "nft", "svg"];
         let mut problems = Vec::new();
         for format in ["text", "json", rare[index % rare.len()]] {
-            let asked = Question { format: format.to_owned(), ..question(case) };
+            let asked = PageQuestion { format: format.to_owned(), ..question(case) };
             let side = answer(&asked).side.context("an answer")?;
             let run = case.redirectctl(&machines, "plan", &["--format", format])?;
             problems.extend(disagreement(
@@ -74,7 +74,7 @@ fn the_page_traces_packets_as_redirectctl_does() -> Result<()> {
     let machines = Machines::of(&cases)?;
     let problems = in_parallel(THREADS, &cases, |index, case| {
         let said = PACKETS[index % PACKETS.len()];
-        let asked = Question { packet: Some(way(said)), ..question(case) };
+        let asked = PageQuestion { packet: Some(way(said)), ..question(case) };
         let answered = answer(&asked);
         let Some(trace) = answered.trace else { return Ok(Vec::new()) };
         let flags: Vec<String> = said.iter().map(|(flag, value)| format!("--{flag}={value}")).collect();
@@ -112,7 +112,7 @@ fn the_page_compares_as_redirectctl_does() -> Result<()> {
     let machines = Machines::of(&cases)?;
     let pairs: Vec<(&Case, &Case)> = cases.iter().zip(cases.iter().skip(1)).step_by(PAIRS).collect();
     let problems = in_parallel(THREADS, &pairs, |_, (before, after)| {
-        let asked = Question { other: Some(after.text.clone()), ..question(before) };
+        let asked = PageQuestion { other: Some(after.text.clone()), ..question(before) };
         let answered = answer(&asked);
         // A log's line is one line.
         let wrong = |side: Option<Side>, text: &str| -> Vec<String> {
@@ -177,7 +177,8 @@ fn the_page_reads_manifests_as_redirectctl_does() -> Result<()> {
         let file = folder.path().join(format!("{index}.yaml"));
         fs::write(&file, manifest)?;
         for format in ["text", "json"] {
-            let asked = Question { text: manifest.clone(), format: format.to_owned(), ..Question::default() };
+            let asked =
+                PageQuestion { text: manifest.clone(), format: format.to_owned(), ..PageQuestion::default() };
             let side = answer(&asked).side.context("an answer")?;
             let run = of_manifest("plan", &file, &["--format", format])?;
             let wrong = side.errors.iter().map(|error| in_file(&file, error, &run)).collect::<Vec<_>>();
@@ -197,7 +198,8 @@ fn in_file(file: &Path, error: &str, run: &Output) -> String {
 #[test]
 fn annotations_alone_are_those_of_an_injected_pod() -> Result<()> {
     let indented: String = ANNOTATIONS.lines().map(|line| format!("    {line}\n")).collect();
-    let side = |text: String| answer(&Question { text, ..Question::default() }).side.context("an answer");
+    let side =
+        |text: String| answer(&PageQuestion { text, ..PageQuestion::default() }).side.context("an answer");
     let wanted = side(pod(&indented, "", ""))?;
     ensure!(wanted.form == Form::Pod && wanted.written.contains("TPROXY"), "{wanted:?}");
     for text in [

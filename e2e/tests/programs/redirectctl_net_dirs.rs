@@ -4,7 +4,7 @@ use std::fs;
 
 use anyhow::{Result, ensure};
 use e2e::net_dirs::{self, Expected};
-use redirectctl::node::Node;
+use redirectctl::node::NodeConfiguration;
 
 #[test]
 fn every_directory_is_judged_as_the_agent_judges_it() -> Result<()> {
@@ -13,7 +13,7 @@ fn every_directory_is_judged_as_the_agent_judges_it() -> Result<()> {
         let net = folder.path().join("net.d");
         fs::create_dir(&net)?;
         case.write(&net);
-        let node = Node::read(&net)?;
+        let node = NodeConfiguration::read(&net)?;
         let codes: Vec<&str> = node.findings.iter().map(|finding| finding.cause.code()).collect();
         ensure!(codes == case.finding.iter().collect::<Vec<_>>(), "{}: {:?}", case.name, node.findings);
         // An agent that is ready has seen the plugin called, where the files leave that open.

@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use kube::api::ListParams;
 use reasons::AGENT_LABEL;
 
-use crate::Failure;
-use crate::cluster::{CONFIG_MAPS, Cluster, DAEMON_SETS, DEPLOYMENTS, NAMESPACES, NODES, PODS, Right};
-use crate::objects::{ConfigMap, Meta, Node, Object, Pod, Workload};
+use crate::CommandFailure;
+use crate::cluster::{CONFIG_MAPS, DAEMON_SETS, DEPLOYMENTS, KubeApi, NAMESPACES, NODES, PODS, Right};
+use crate::objects::{ClusterNode, ClusterPod, ConfigMap, DaemonSet, Meta, Object};
 
 /// The DaemonSet of the agent, in Istio's chart and in ours.
 pub const AGENT: &str = "istio-cni-node";
@@ -29,30 +29,30 @@ pub enum Needs {
 
 /// All that is known. What could not be asked is the reason.
 #[derive(Debug)]
-pub struct Facts {
+pub struct ClusterFacts {
     /// The API server's address and version.
     pub server: (String, String),
     /// The namespace to install in, and its object if it exists.
-    pub namespace: (String, Result<Option<Meta>, Failure>),
+    pub namespace: (String, Result<Option<Meta>, CommandFailure>),
     /// Rights, and whether the user has them.
-    pub rights: Vec<(Needs, Right, Result<bool, Failure>)>,
+    pub rights: Vec<(Needs, Right, Result<bool, CommandFailure>)>,
     /// The nodes.
-    pub nodes: Result<Vec<Node>, Failure>,
+    pub nodes: Result<Vec<ClusterNode>, CommandFailure>,
     /// The DaemonSets.
-    pub daemon_sets: Result<Vec<Workload>, Failure>,
+    pub daemon_sets: Result<Vec<DaemonSet>, CommandFailure>,
     /// The Deployments.
-    pub deployments: Result<Vec<Object>, Failure>,
+    pub deployments: Result<Vec<Object>, CommandFailure>,
     /// Of the pods, what counts.
-    pub pods: Result<PodFacts, Failure>,
+    pub pods: Result<PodCounts, CommandFailure>,
     /// Cilium's settings, if it has any.
-    pub cilium: Result<Option<ConfigMap>, Failure>,
+    pub cilium: Result<Option<ConfigMap>, CommandFailure>,
     /// The settings of an agent of the mesh that exists.
-    pub agent: Result<Option<ConfigMap>, Failure>,
+    pub agent: Result<Option<ConfigMap>, CommandFailure>,
 }
 
 /// What counts of the pods: a cluster has too many to keep them.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct PodFacts {
+pub struct PodCounts {
     /// Pods of the mesh.
     pub mesh: usize,
     /// Those that use one of the agent's ports on their node, `NAMESPACE/NAME`, by port.
@@ -74,7 +74,7 @@ const UNPULLED: [&str; 6] = [
 ];
 
 /// Why an image of a pod cannot be pulled, if so.
-fn unpulled(pod: &Pod) -> Option<String> {
+fn unpulled(pod: &ClusterPod) -> Option<String> {
     let all = pod.status.init_container_statuses.iter().chain(&pod.status.container_statuses);
     let mut waiting = all.filter_map(|status| status.state.as_ref()?.waiting.as_ref());
     let is_of_image =
@@ -84,9 +84,9 @@ fn unpulled(pod: &Pod) -> Option<String> {
     Some(words.cloned().collect::<Vec<_>>().join(": "))
 }
 
-impl PodFacts {
+impl PodCounts {
     /// Takes a pod into account.
-    pub fn see(&mut self, pod: &Pod) {
+    pub fn see(&mut self, pod: &ClusterPod) {
         if pod.is_over() {
             return;
         }
@@ -115,27 +115,27 @@ impl PodFacts {
     }
 }
 
-impl Facts {
+impl ClusterFacts {
     /// Asks for all of it.
     ///
     /// # Errors
     /// The API server does not respond at all.
-    pub async fn of(cluster: &Cluster, namespace: &str) -> Result<Self, Failure> {
+    pub async fn of(cluster: &KubeApi, namespace: &str) -> Result<Self, CommandFailure> {
         let version = cluster.version().await?;
         let mut rights = Vec::new();
         for (needs, right) in needed(namespace) {
             let may = cluster.may(&right).await;
             rights.push((needs, right, may));
         }
-        let daemon_sets = cluster.list::<Workload>(DAEMON_SETS).await;
+        let daemon_sets = cluster.list::<DaemonSet>(DAEMON_SETS).await;
         let place = |name: &str, usual: &str| {
             let found = daemon_sets.as_ref().ok().and_then(|sets| named(sets, name, usual));
             found.map(|one| one.metadata.namespace.clone())
         };
         let (cilium, agent) = (place("cilium", SYSTEM), place(AGENT, namespace));
-        let mut pods = PodFacts::default();
-        let seen = cluster.each::<Pod>(PODS, None, ListParams::default(), |pod| pods.see(&pod)).await;
-        let object: Result<Option<Object>, Failure> = cluster.get(NAMESPACES, None, namespace).await;
+        let mut pods = PodCounts::default();
+        let seen = cluster.each::<ClusterPod>(PODS, None, ListParams::default(), |pod| pods.see(&pod)).await;
+        let object: Result<Option<Object>, CommandFailure> = cluster.get(NAMESPACES, None, namespace).await;
         Ok(Self {
             server: (cluster.url().to_owned(), version),
             namespace: (namespace.to_owned(), object.map(|found| found.map(|one| one.metadata))),
@@ -151,16 +151,16 @@ impl Facts {
 }
 
 /// The DaemonSet of this name, that of the usual namespace before others: tenants may use any name in theirs.
-pub(super) fn named<'a>(sets: &'a [Workload], name: &str, usual: &str) -> Option<&'a Workload> {
+pub(super) fn named<'a>(sets: &'a [DaemonSet], name: &str, usual: &str) -> Option<&'a DaemonSet> {
     let all = sets.iter().filter(|set| set.metadata.name == name);
     all.min_by_key(|set| set.metadata.namespace != usual)
 }
 
 async fn config_map(
-    cluster: &Cluster,
+    cluster: &KubeApi,
     namespace: Option<String>,
     name: &str,
-) -> Result<Option<ConfigMap>, Failure> {
+) -> Result<Option<ConfigMap>, CommandFailure> {
     match namespace {
         Some(namespace) => cluster.get(CONFIG_MAPS, Some(&namespace), name).await,
         None => Ok(None),
@@ -205,9 +205,9 @@ mod tests {
     use super::*;
     use serde_json::{Value, json};
 
-    fn seen(pods: Value) -> PodFacts {
-        let pods: Vec<Pod> = serde_json::from_value(pods).expect("pods");
-        let mut facts = PodFacts::default();
+    fn seen(pods: Value) -> PodCounts {
+        let pods: Vec<ClusterPod> = serde_json::from_value(pods).expect("pods");
+        let mut facts = PodCounts::default();
         pods.iter().for_each(|pod| facts.see(pod));
         facts
     }

@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
-use super::{Check, Found};
-use crate::Failure;
-use crate::objects::Node;
+use super::{CheckResult, NamedCheck};
+use crate::CommandFailure;
+use crate::objects::ClusterNode;
 use crate::terminal::names;
 
 /// The oldest kernel with nf_tables as the agent needs it, and the oldest on which it was run.
@@ -15,40 +15,40 @@ const OLDEST_RUN: (u32, u32) = (5, 10);
 const ARCHITECTURES: [&str; 2] = ["amd64", "arm64"];
 
 /// All checks of nodes.
-pub(super) fn checks(nodes: &Result<Vec<Node>, Failure>) -> Vec<Check> {
+pub(super) fn checks(nodes: &Result<Vec<ClusterNode>, CommandFailure>) -> Vec<NamedCheck> {
     let nodes = match nodes {
         Ok(nodes) => nodes,
-        Err(why) => return vec![Check::of("nodes", Err(why))],
+        Err(why) => return vec![NamedCheck::of("nodes", Err(why))],
     };
-    let linux: Vec<&Node> = nodes.iter().filter(|node| is_linux(node)).collect();
+    let linux: Vec<&ClusterNode> = nodes.iter().filter(|node| is_linux(node)).collect();
     if linux.is_empty() {
         let seen = format!("{} nodes, none with Linux", nodes.len());
-        let found = Found::failed(seen, "the agent needs Linux; add such nodes first");
-        return vec![Check::of("nodes", Ok(found))];
+        let found = CheckResult::failed(seen, "the agent needs Linux; add such nodes first");
+        return vec![NamedCheck::of("nodes", Ok(found))];
     }
     let mut all = vec![
-        Check::of("system", Ok(system(&linux, nodes.len()))),
-        Check::of("ready", Ok(ready(&linux))),
-        Check::of("kernel", Ok(kernel(&linux))),
-        Check::of("runtime", Ok(runtime(&linux))),
-        Check::of("platform", Ok(platform(&linux))),
-        Check::of("families", Ok(families(&linux))),
+        NamedCheck::of("system", Ok(system(&linux, nodes.len()))),
+        NamedCheck::of("ready", Ok(ready(&linux))),
+        NamedCheck::of("kernel", Ok(kernel(&linux))),
+        NamedCheck::of("runtime", Ok(runtime(&linux))),
+        NamedCheck::of("platform", Ok(platform(&linux))),
+        NamedCheck::of("families", Ok(families(&linux))),
     ];
     all.extend(serverless(nodes));
     all
 }
 
-fn is_linux(node: &Node) -> bool {
+fn is_linux(node: &ClusterNode) -> bool {
     node.status.node_info.operating_system == "linux"
 }
 
 /// Names of the nodes for which something holds.
-fn those(nodes: &[&Node], is: impl Fn(&Node) -> bool) -> Vec<String> {
+fn those(nodes: &[&ClusterNode], is: impl Fn(&ClusterNode) -> bool) -> Vec<String> {
     nodes.iter().filter(|node| is(node)).map(|node| node.metadata.name.clone()).collect()
 }
 
 /// The distinct values of something, with how often it occurs.
-fn counted(nodes: &[&Node], value: impl Fn(&Node) -> String) -> String {
+fn counted(nodes: &[&ClusterNode], value: impl Fn(&ClusterNode) -> String) -> String {
     let mut counts: BTreeMap<String, usize> = BTreeMap::new();
     for node in nodes {
         *counts.entry(value(node)).or_default() += 1;
@@ -56,28 +56,31 @@ fn counted(nodes: &[&Node], value: impl Fn(&Node) -> String) -> String {
     counts.iter().map(|(value, count)| format!("{value} ({count})")).collect::<Vec<_>>().join(", ")
 }
 
-fn system(linux: &[&Node], all: usize) -> Found {
+fn system(linux: &[&ClusterNode], all: usize) -> CheckResult {
     let strange = those(linux, |node| !ARCHITECTURES.contains(&node.status.node_info.architecture.as_str()));
     if !strange.is_empty() {
-        return Found::failed(
+        return CheckResult::failed(
             format!("no image for the architecture of {}", names(&strange)),
             "keep the agent and mesh pods off these nodes (affinity), or build the programs for them",
         );
     }
     let others = all - linux.len();
     let beside = if others > 0 { format!("; {others} others get no agent") } else { String::new() };
-    Found::ok(format!("Linux, {}{beside}", counted(linux, |node| node.status.node_info.architecture.clone())))
+    CheckResult::ok(format!(
+        "Linux, {}{beside}",
+        counted(linux, |node| node.status.node_info.architecture.clone())
+    ))
 }
 
 /// Nodes that the kubelet does not report as ready, or that do not report at all.
-fn ready(linux: &[&Node]) -> Found {
-    let is_ready = |node: &Node| {
+fn ready(linux: &[&ClusterNode]) -> CheckResult {
+    let is_ready = |node: &ClusterNode| {
         let conditions = &node.status.conditions;
         conditions.iter().find(|one| one.type_ == "Ready").is_none_or(|ready| ready.status == "True")
     };
     let not_ready = those(linux, |node| !is_ready(node));
-    let Some(first) = not_ready.first() else { return Found::ok("all") };
-    Found::warning(
+    let Some(first) = not_ready.first() else { return CheckResult::ok("all") };
+    CheckResult::warning(
         format!("NotReady: {}", names(&not_ready)),
         format!(
             "kubectl describe node {first} shows why; until then no agent can be asked there, and no pod starts"
@@ -85,20 +88,20 @@ fn ready(linux: &[&Node]) -> Found {
     )
 }
 
-fn kernel(linux: &[&Node]) -> Found {
+fn kernel(linux: &[&ClusterNode]) -> CheckResult {
     let is_below = |than: (u32, u32)| {
-        move |node: &Node| version(&node.status.node_info.kernel_version).is_none_or(|v| v < than)
+        move |node: &ClusterNode| version(&node.status.node_info.kernel_version).is_none_or(|v| v < than)
     };
     let too_old = those(linux, is_below(OLDEST));
     if !too_old.is_empty() {
-        return Found::failed(
+        return CheckResult::failed(
             format!("older than {}.{}: {}", OLDEST.0, OLDEST.1, names(&too_old)),
             "update these nodes, or keep mesh pods off them: their kernel lacks the nf_tables that rules need",
         );
     }
     let not_run = those(linux, is_below(OLDEST_RUN));
     if !not_run.is_empty() {
-        return Found::warning(
+        return CheckResult::warning(
             format!(
                 "older than {}.{}, the oldest that was tested: {}",
                 OLDEST_RUN.0,
@@ -110,7 +113,7 @@ fn kernel(linux: &[&Node]) -> Found {
     }
     let oldest = linux.iter().min_by_key(|node| version(&node.status.node_info.kernel_version));
     let oldest = oldest.map_or("", |node| node.status.node_info.kernel_version.as_str());
-    Found::ok(format!("{oldest} or newer"))
+    CheckResult::ok(format!("{oldest} or newer"))
 }
 
 /// The first two numbers of a version.
@@ -119,13 +122,13 @@ fn version(text: &str) -> Option<(u32, u32)> {
     Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
 }
 
-fn runtime(linux: &[&Node]) -> Found {
-    let of = |node: &Node| node.status.node_info.container_runtime_version.clone();
+fn runtime(linux: &[&ClusterNode]) -> CheckResult {
+    let of = |node: &ClusterNode| node.status.node_info.container_runtime_version.clone();
     let seen = counted(linux, of);
-    let is = |name: &'static str| move |node: &Node| of(node).starts_with(name);
+    let is = |name: &'static str| move |node: &ClusterNode| of(node).starts_with(name);
     let docker = those(linux, is("docker://"));
     if !docker.is_empty() {
-        return Found::warning(
+        return CheckResult::warning(
             format!("{seen}: Docker keeps network namespaces elsewhere"),
             "set cniNetnsDir=/var/run/docker/netns, which platform=minikube does",
         );
@@ -136,7 +139,7 @@ fn runtime(linux: &[&Node]) -> Found {
     });
     if !old.is_empty() {
         let seen = format!("containerd older than 1.6, the oldest that was tested: {}", names(&old));
-        return Found::warning(seen, "install on one such node first, then run kubectl redirect scan");
+        return CheckResult::warning(seen, "install on one such node first, then run kubectl redirect scan");
     }
     let untested = those(linux, |node| !of(node).starts_with("containerd://"));
     let note = if untested.is_empty() {
@@ -144,21 +147,21 @@ fn runtime(linux: &[&Node]) -> Found {
     } else {
         "; only containerd was tested (docs/reference/compatibility.md)"
     };
-    Found::ok(format!("{seen}{note}"))
+    CheckResult::ok(format!("{seen}{note}"))
 }
 
 /// A platform: its name, the chart's value, and how its nodes are recognized.
 struct Platform {
     name: &'static str,
     value: Option<&'static str>,
-    is: fn(&Node) -> bool,
+    is: fn(&ClusterNode) -> bool,
 }
 
-fn has_label(node: &Node, label: &str) -> bool {
+fn has_label(node: &ClusterNode, label: &str) -> bool {
     node.metadata.labels.contains_key(label)
 }
 
-fn kubelet(node: &Node, part: &str) -> bool {
+fn kubelet(node: &ClusterNode, part: &str) -> bool {
     node.status.node_info.kubelet_version.contains(part)
 }
 
@@ -187,66 +190,66 @@ const PLATFORMS: [Platform; 9] = [
     Platform { name: "AKS", value: None, is: |node| has_label(node, "kubernetes.azure.com/cluster") },
 ];
 
-fn platform(linux: &[&Node]) -> Found {
+fn platform(linux: &[&ClusterNode]) -> CheckResult {
     let found = PLATFORMS.iter().find(|platform| linux.iter().any(|node| (platform.is)(node)));
     match found {
         Some(Platform { name, value: Some(value), .. }) => {
-            Found::ok(format!("{name}: install with --set platform={value}"))
+            CheckResult::ok(format!("{name}: install with --set platform={value}"))
         }
-        Some(Platform { name, value: None, .. }) => {
-            Found::ok(format!("{name}: needs no platform value; docs/get-started/platforms.md has notes"))
-        }
-        None => Found::ok("none that needs a platform value"),
+        Some(Platform { name, value: None, .. }) => CheckResult::ok(format!(
+            "{name}: needs no platform value; docs/get-started/platforms.md has notes"
+        )),
+        None => CheckResult::ok("none that needs a platform value"),
     }
 }
 
 /// Pods have addresses of the families that nodes have. Where that is IPv4 alone, their IPv6 is open, as under Istio's plugin.
-fn families(linux: &[&Node]) -> Found {
-    let has_v6 = |node: &Node| {
+fn families(linux: &[&ClusterNode]) -> CheckResult {
+    let has_v6 = |node: &ClusterNode| {
         let internal = node.status.addresses.iter().filter(|address| address.type_ == "InternalIP");
         internal.filter_map(|address| address.address.parse::<IpAddr>().ok()).any(|address| address.is_ipv6())
     };
     let without = those(linux, |node| !has_v6(node));
     if without.is_empty() {
-        return Found::ok(
+        return CheckResult::ok(
             "nodes with IPv6: settings decide whether a pod's is captured (ISTIO_DUAL_STACK, strictCapture)",
         );
     }
-    Found::ok(format!(
+    CheckResult::ok(format!(
         "no IPv6 on {}: pods keep link-local IPv6 past the proxy unless it is off (net.ipv6.conf.all.disable_ipv6=1) or strictCapture is on",
         names(&without)
     ))
 }
 
 /// Nodes that run no DaemonSet.
-fn serverless(nodes: &[Node]) -> Option<Check> {
-    let all: Vec<&Node> = nodes.iter().collect();
+fn serverless(nodes: &[ClusterNode]) -> Option<NamedCheck> {
+    let all: Vec<&ClusterNode> = nodes.iter().collect();
     let found = those(&all, |node| {
         let label = |name: &str| node.metadata.labels.get(name).map(String::as_str);
         label("eks.amazonaws.com/compute-type") == Some("fargate") || label("type") == Some("virtual-kubelet")
     });
     (!found.is_empty()).then(|| {
-        let found = Found::warning(
+        let found = CheckResult::warning(
             format!("nodes that run no agent: {}", names(&found)),
             "mesh pods there need istio-init, with the image proxy-init (docs/reference/images.md)",
         );
-        Check::of("serverless", Ok(found))
+        NamedCheck::of("serverless", Ok(found))
     })
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::Outcome;
+    use super::super::CheckOutcome;
     use super::*;
     use serde_json::json;
 
-    fn node(name: &str, kernel: &str, runtime: &str, architecture: &str) -> Node {
+    fn node(name: &str, kernel: &str, runtime: &str, architecture: &str) -> ClusterNode {
         let node = json!({"metadata": {"name": name}, "status": {"nodeInfo": {"kernelVersion": kernel, "operatingSystem": "linux",
             "architecture": architecture, "containerRuntimeVersion": runtime, "kubeletVersion": "v1.34.4"}}});
         serde_json::from_value(node).expect("a node")
     }
 
-    fn outcome(nodes: Vec<Node>, name: &str) -> (Outcome, String) {
+    fn outcome(nodes: Vec<ClusterNode>, name: &str) -> (CheckOutcome, String) {
         let all = checks(&Ok(nodes));
         let check = all.iter().find(|check| check.name == name).expect("this check");
         (check.outcome, check.seen.clone())
@@ -263,11 +266,11 @@ mod tests {
                 "kernel",
             )
         };
-        assert_eq!(with("5.10.0-46-amd64"), (Outcome::Ok, "5.10.0-46-amd64 or newer".to_owned()));
-        assert_eq!(with("4.18.0-553.el8").0, Outcome::Warning);
+        assert_eq!(with("5.10.0-46-amd64"), (CheckOutcome::Ok, "5.10.0-46-amd64 or newer".to_owned()));
+        assert_eq!(with("4.18.0-553.el8").0, CheckOutcome::Warning);
         let (verdict, seen) = with("3.10.0-1160.el7");
-        assert!(verdict == Outcome::Failed && seen.ends_with(": b"), "{seen}");
-        assert_eq!(with("?").0, Outcome::Failed);
+        assert!(verdict == CheckOutcome::Failed && seen.ends_with(": b"), "{seen}");
+        assert_eq!(with("?").0, CheckOutcome::Failed);
     }
 
     #[test]
@@ -278,34 +281,35 @@ mod tests {
             let other = serde_json::from_value(json).expect("a node");
             outcome(vec![node("a", "6.1.0", "containerd://2.0", "amd64"), other], "ready")
         };
-        assert_eq!(with("True").0, Outcome::Ok);
+        assert_eq!(with("True").0, CheckOutcome::Ok);
         for status in ["False", "Unknown"] {
-            assert_eq!(with(status), (Outcome::Warning, "NotReady: b".to_owned()));
+            assert_eq!(with(status), (CheckOutcome::Warning, "NotReady: b".to_owned()));
         }
     }
 
     #[test]
     fn runtimes_and_architectures_are_judged() {
         let with = |runtime: &str| outcome(vec![node("a", "6.1.0", runtime, "amd64")], "runtime").0;
-        assert_eq!(with("containerd://2.1.9"), Outcome::Ok);
-        assert_eq!(with("cri-o://1.31.0"), Outcome::Ok);
-        assert_eq!(with("containerd://1.5.0"), Outcome::Warning);
-        assert_eq!(with("docker://27.0.0"), Outcome::Warning);
+        assert_eq!(with("containerd://2.1.9"), CheckOutcome::Ok);
+        assert_eq!(with("cri-o://1.31.0"), CheckOutcome::Ok);
+        assert_eq!(with("containerd://1.5.0"), CheckOutcome::Warning);
+        assert_eq!(with("docker://27.0.0"), CheckOutcome::Warning);
         let of = |architecture: &str| {
             outcome(vec![node("a", "6.1.0", "containerd://2.0", architecture)], "system").0
         };
-        assert_eq!((of("arm64"), of("s390x")), (Outcome::Ok, Outcome::Failed));
+        assert_eq!((of("arm64"), of("s390x")), (CheckOutcome::Ok, CheckOutcome::Failed));
     }
 
     #[test]
     fn platforms_are_recognized() {
-        let with = |change: fn(&mut Node)| {
+        let with = |change: fn(&mut ClusterNode)| {
             let mut node = node("a", "6.1.0", "containerd://2.0", "amd64");
             change(&mut node);
             outcome(vec![node], "platform").1
         };
-        let kubelet =
-            |node: &mut Node, version: &str| node.status.node_info.kubelet_version = version.to_owned();
+        let kubelet = |node: &mut ClusterNode, version: &str| {
+            node.status.node_info.kubelet_version = version.to_owned();
+        };
         assert!(with(|_| {}).starts_with("none"));
         let k3s = node_with(kubelet, "v1.33.1+k3s1");
         assert!(outcome(vec![k3s], "platform").1.contains("platform=k3s"));
@@ -317,7 +321,7 @@ mod tests {
         );
     }
 
-    fn node_with(change: impl Fn(&mut Node, &str), value: &str) -> Node {
+    fn node_with(change: impl Fn(&mut ClusterNode, &str), value: &str) -> ClusterNode {
         let mut node = node("a", "6.1.0", "containerd://2.0", "amd64");
         change(&mut node, value);
         node
@@ -333,22 +337,22 @@ mod tests {
         };
         assert!(with("10.0.0.2").1.starts_with("no IPv6 on a: pods keep"), "{:?}", with("10.0.0.2"));
         assert!(with("fd00::2").1.starts_with("nodes with IPv6"), "{:?}", with("fd00::2"));
-        assert_eq!(with("").0, Outcome::Ok);
+        assert_eq!(with("").0, CheckOutcome::Ok);
     }
 
     #[test]
     fn windows_and_fargate_get_no_agent() {
         let mut windows = node("w", "10.0", "containerd://2.0", "amd64");
         windows.status.node_info.operating_system = "windows".to_owned();
-        assert_eq!(checks(&Ok(vec![windows.clone()]))[0].outcome, Outcome::Failed);
+        assert_eq!(checks(&Ok(vec![windows.clone()]))[0].outcome, CheckOutcome::Failed);
         let linux = node("a", "6.1.0", "containerd://2.0", "amd64");
         assert_eq!(
             outcome(vec![windows, linux.clone()], "system"),
-            (Outcome::Ok, "Linux, amd64 (1); 1 others get no agent".to_owned())
+            (CheckOutcome::Ok, "Linux, amd64 (1); 1 others get no agent".to_owned())
         );
         let mut fargate = linux;
         fargate.metadata.labels.insert("eks.amazonaws.com/compute-type".to_owned(), "fargate".to_owned());
-        assert_eq!(outcome(vec![fargate], "serverless").0, Outcome::Warning);
-        assert_eq!(checks(&Err(Failure::of("missing right")))[0].outcome, Outcome::Warning);
+        assert_eq!(outcome(vec![fargate], "serverless").0, CheckOutcome::Warning);
+        assert_eq!(checks(&Err(CommandFailure::of("missing right")))[0].outcome, CheckOutcome::Warning);
     }
 }

@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 
 use super::facts::{AGENT, SYSTEM, named};
-use super::{Check, Facts, Found};
-use crate::Failure;
-use crate::objects::{ConfigMap, Workload};
+use super::{CheckResult, ClusterFacts, NamedCheck};
+use crate::CommandFailure;
+use crate::objects::{ConfigMap, DaemonSet};
 use k8s_openapi::api::core::v1::Container;
 use redirect_core::values::parse_bool;
 
@@ -54,10 +54,10 @@ const AUTOSCALERS: [(&str, &str); 2] = [
 ];
 
 /// The network plugin.
-pub(super) fn network(facts: &Facts) -> Vec<Check> {
+pub(super) fn network(facts: &ClusterFacts) -> Vec<NamedCheck> {
     let sets = match &facts.daemon_sets {
         Ok(sets) => sets,
-        Err(why) => return vec![Check::of("network-plugin", Err(why))],
+        Err(why) => return vec![NamedCheck::of("network-plugin", Err(why))],
     };
     let known = PLUGINS.iter().filter(|(name, _)| sets.iter().any(|set| set.metadata.name == *name));
     let known: Vec<&str> = known.map(|(_, words)| *words).collect();
@@ -66,9 +66,9 @@ pub(super) fn network(facts: &Facts) -> Vec<Check> {
     } else {
         known.join("; ")
     };
-    let mut all = vec![Check::of("network-plugin", Ok(Found::ok(known)))];
+    let mut all = vec![NamedCheck::of("network-plugin", Ok(CheckResult::ok(known)))];
     if sets.iter().any(|set| set.metadata.name == "cilium") {
-        all.push(Check::of("cilium", cilium(&facts.cilium)));
+        all.push(NamedCheck::of("cilium", cilium(&facts.cilium)));
     }
     let agent = named(sets, AGENT, &facts.namespace.0);
     let agent = agent.map(|set| settings(set, facts.agent.as_ref().ok())).unwrap_or_default();
@@ -76,9 +76,9 @@ pub(super) fn network(facts: &Facts) -> Vec<Check> {
     all
 }
 
-fn cilium(config: &Result<Option<ConfigMap>, Failure>) -> Result<Found, &Failure> {
+fn cilium(config: &Result<Option<ConfigMap>, CommandFailure>) -> Result<CheckResult, &CommandFailure> {
     let Some(config) = config.as_ref()? else {
-        return Ok(Found::warning("no ConfigMap cilium-config", ADVICE));
+        return Ok(CheckResult::warning("no ConfigMap cilium-config", ADVICE));
     };
     let is = |key: &str, value: &str| config.data.get(key).is_some_and(|text| text == value);
     let mut wrong = Vec::new();
@@ -90,16 +90,16 @@ fn cilium(config: &Result<Option<ConfigMap>, Failure>) -> Result<Found, &Failure
         wrong.push("bpf-lb-sock-hostns-only is not \"true\": with socket load balancing, rules of pods see rewritten destinations");
     }
     Ok(match wrong.first() {
-        None => Found::ok("allows chained plugins, and keeps socket load balancing out of pods"),
-        Some(first) if first.starts_with("cni-exclusive") => Found::failed(wrong.join("; "), ADVICE),
-        Some(_) => Found::warning(wrong.join("; "), ADVICE),
+        None => CheckResult::ok("allows chained plugins, and keeps socket load balancing out of pods"),
+        Some(first) if first.starts_with("cni-exclusive") => CheckResult::failed(wrong.join("; "), ADVICE),
+        Some(_) => CheckResult::warning(wrong.join("; "), ADVICE),
     })
 }
 
 const ADVICE: &str = "install Cilium with cni.exclusive=false and socketLB.hostNamespaceOnly=true";
 
 /// Security groups of pods: where they give pods branch interfaces, probes need the way through the pods' veth interfaces.
-fn amazon(set: &Workload, agent: &BTreeMap<&str, &str>) -> Option<Check> {
+fn amazon(set: &DaemonSet, agent: &BTreeMap<&str, &str>) -> Option<NamedCheck> {
     let mut variables = variables(set);
     variables.extend(variables_of(&set.spec.template.spec.init_containers));
     let is = |name: &str, value: &str| variables.get(name).is_some_and(|text| *text == value);
@@ -108,22 +108,24 @@ fn amazon(set: &Workload, agent: &BTreeMap<&str, &str>) -> Option<Check> {
     }
     let routes = agent.get("AMBIENT_ENABLE_AWS_BRANCH_ENI_PROBE").and_then(|text| parse_bool(text).ok());
     let found = if !is("DISABLE_TCP_EARLY_DEMUX", "true") {
-        Found::warning(
+        CheckResult::warning(
             "pods may have branch interfaces, and DISABLE_TCP_EARLY_DEMUX is not true: the kubelet's probes do not reach them",
             "set DISABLE_TCP_EARLY_DEMUX=true in init container aws-vpc-cni-init of DaemonSet aws-node, as Amazon documents",
         )
     } else if is_ambient(agent) && routes == Some(false) {
-        Found::warning(
+        CheckResult::warning(
             "pods may have branch interfaces, and AMBIENT_ENABLE_AWS_BRANCH_ENI_PROBE is false: the kubelet's probes do not reach those in ambient mode",
             "omit AMBIENT_ENABLE_AWS_BRANCH_ENI_PROBE, or set POD_SECURITY_GROUP_ENFORCING_MODE=standard in DaemonSet aws-node",
         )
     } else {
-        Found::ok("pods may have branch interfaces, which the agent gives routes for probes in ambient mode")
+        CheckResult::ok(
+            "pods may have branch interfaces, which the agent gives routes for probes in ambient mode",
+        )
     };
-    Some(Check::of("security-groups", Ok(found)))
+    Some(NamedCheck::of("security-groups", Ok(found)))
 }
 
-fn variables(set: &Workload) -> BTreeMap<&str, &str> {
+fn variables(set: &DaemonSet) -> BTreeMap<&str, &str> {
     variables_of(set.containers()).collect()
 }
 
@@ -133,7 +135,7 @@ fn variables_of(containers: &[Container]) -> impl Iterator<Item = (&str, &str)> 
 }
 
 /// Whether a DaemonSet is this project's agents.
-pub(crate) fn is_ours(set: &Workload) -> bool {
+pub(crate) fn is_ours(set: &DaemonSet) -> bool {
     variables(set).contains_key(OURS)
 }
 
@@ -147,11 +149,11 @@ fn is_istios(image: &str) -> bool {
 }
 
 /// ztunnel, by the label of its chart, in any namespace and by any name: for a cluster that has it, or an agent that needs it.
-pub(super) fn ztunnel(facts: &Facts) -> Option<Check> {
+pub(super) fn ztunnel(facts: &ClusterFacts) -> Option<NamedCheck> {
     let (key, value) = ZTUNNEL;
     // If they cannot be listed, the check of the network plugin reports it.
     let sets = facts.daemon_sets.as_ref().ok()?;
-    let has_label = |set: &&Workload| set.metadata.labels.get(key).is_some_and(|label| label == value);
+    let has_label = |set: &&DaemonSet| set.metadata.labels.get(key).is_some_and(|label| label == value);
     let found: Vec<String> = sets
         .iter()
         .filter(has_label)
@@ -162,24 +164,24 @@ pub(super) fn ztunnel(facts: &Facts) -> Option<Check> {
     let seen = found.join(", ");
     let found = match (found.is_empty(), is_ambient, agent) {
         (true, false, _) => return None,
-        (true, true, _) => Found::failed(
+        (true, true, _) => CheckResult::failed(
             format!("the agent is in ambient mode, and no DaemonSet has the label {key}={value}"),
             "install ztunnel, in any namespace: without it pods of ambient mode stay pending",
         ),
-        (false, false, Some(_)) => Found::warning(
+        (false, false, Some(_)) => CheckResult::warning(
             format!("{seen}; the agent is not in ambient mode, so pods of ambient mode are not enrolled"),
             "set ambient.enabled=true",
         ),
-        (false, true, _) => Found::ok(seen),
+        (false, true, _) => CheckResult::ok(seen),
         (false, false, None) => {
-            Found::ok(format!("{seen}; set ambient.enabled=true for pods of ambient mode"))
+            CheckResult::ok(format!("{seen}; set ambient.enabled=true for pods of ambient mode"))
         }
     };
-    Some(Check::of("ztunnel", Ok(found)))
+    Some(NamedCheck::of("ztunnel", Ok(found)))
 }
 
 /// An agent's settings: its variables, and those of its ConfigMap.
-fn settings<'a>(set: &'a Workload, config: Option<&'a Option<ConfigMap>>) -> BTreeMap<&'a str, &'a str> {
+fn settings<'a>(set: &'a DaemonSet, config: Option<&'a Option<ConfigMap>>) -> BTreeMap<&'a str, &'a str> {
     let mut all = variables(set);
     let data = config.and_then(Option::as_ref).into_iter().flat_map(|config| &config.data);
     all.extend(data.map(|(name, value)| (name.as_str(), value.as_str())));
@@ -191,22 +193,22 @@ fn is_ambient(settings: &BTreeMap<&str, &str>) -> bool {
 }
 
 /// An agent of the mesh that exists.
-pub(super) fn agent(facts: &Facts) -> Result<Found, &Failure> {
+pub(super) fn agent(facts: &ClusterFacts) -> Result<CheckResult, &CommandFailure> {
     let sets = facts.daemon_sets.as_ref()?;
     let Some(set) = named(sets, AGENT, &facts.namespace.0) else {
-        return Ok(Found::ok("none"));
+        return Ok(CheckResult::ok("none"));
     };
     let image = set.containers().first().and_then(|container| container.image.as_deref()).unwrap_or("?");
     let place = format!("{}/{AGENT}, image {image}", set.metadata.namespace);
     if is_ours(set) && is_istios(image) {
         let seen = format!("this project's, with an image of Istio's, which is another program: {place}");
-        return Ok(Found::failed(
+        return Ok(CheckResult::failed(
             seen,
             "set hub and tag to this project's images (docs/reference/images.md)",
         ));
     }
     if is_ours(set) {
-        return Ok(Found::ok(format!("this project's: {place}")));
+        return Ok(CheckResult::ok(format!("this project's: {place}")));
     }
     let settings = settings(set, Some(facts.agent.as_ref()?));
     if set.metadata.namespace != facts.namespace.0 {
@@ -214,7 +216,7 @@ pub(super) fn agent(facts: &Facts) -> Result<Found, &Failure> {
             "two agents would edit the same files: name its namespace with -n {}",
             set.metadata.namespace
         );
-        return Ok(Found::failed(format!("Istio's, in another namespace: {place}"), remedy));
+        return Ok(CheckResult::failed(format!("Istio's, in another namespace: {place}"), remedy));
     }
     let is_ambient = is_ambient(&settings);
     let unused: Vec<&str> = settings.keys().copied().filter(|name| UNUSED.contains(name)).collect();
@@ -231,21 +233,21 @@ pub(super) fn agent(facts: &Facts) -> Result<Found, &Failure> {
     );
     let advice: Vec<&str> = [hand_over, keep_ambient].into_iter().flatten().collect();
     if advice.is_empty() {
-        return Ok(Found::ok(seen));
+        return Ok(CheckResult::ok(seen));
     }
-    Ok(Found::warning(seen, format!("{} (docs/get-started/migrate.md)", advice.join("; "))))
+    Ok(CheckResult::warning(seen, format!("{} (docs/get-started/migrate.md)", advice.join("; "))))
 }
 
 /// Programs that add nodes, which need to know of a taint that goes.
-pub(super) fn autoscalers(facts: &Facts) -> Result<Found, &Failure> {
+pub(super) fn autoscalers(facts: &ClusterFacts) -> Result<CheckResult, &CommandFailure> {
     let deployments = facts.deployments.as_ref()?;
     let has = |name: &str| deployments.iter().any(|one| one.metadata.name.contains(name));
     let found: Vec<_> = AUTOSCALERS.iter().filter(|(name, _)| has(name)).collect();
     if found.is_empty() {
-        return Ok(Found::ok("none among the Deployments; a provider's own may run elsewhere"));
+        return Ok(CheckResult::ok("none among the Deployments; a provider's own may run elsewhere"));
     }
     let how: Vec<String> = found.iter().map(|(name, how)| format!("{name}: {how}")).collect();
-    Ok(Found::ok(format!(
+    Ok(CheckResult::ok(format!(
         "to keep pods off new nodes until the agent runs (nodeTaint.enabled=true): {}",
         how.join("; ")
     )))

@@ -1,9 +1,9 @@
 //! Everything that is written as JSON follows the schema, and what agents write is read as their schema has it.
 
 use explain::node_scan::NodeScan;
-use kubectl_redirect::precheck::{self, Check, Facts, PodFacts, checks};
-use kubectl_redirect::verdict::{Audience as _, Filter, Unasked, Verdict};
-use kubectl_redirect::{Failure, agents::Agent, agents::AgentState};
+use kubectl_redirect::precheck::{self, ClusterFacts, NamedCheck, PodCounts, checks};
+use kubectl_redirect::verdict::{Audience as _, ClusterVerdict, PodFilter, Unasked};
+use kubectl_redirect::{CommandFailure, agents::Agent, agents::Reachability};
 use serde_json::{Value, json};
 
 fn errors(schema: &str, document: &Value) -> Vec<String> {
@@ -36,14 +36,14 @@ fn a_scan_follows_the_schema() {
     let read: NodeScan = serde_json::from_value(scan.clone()).expect("is read");
     assert_eq!(json!(read), scan, "nothing of it is lost");
 
-    let mut verdict = Verdict::new(Filter::default());
+    let mut verdict = ClusterVerdict::new(PodFilter::default());
     verdict.see(&Agent {
         namespace: "mesh".to_owned(),
         name: "a".to_owned(),
         node: "n".to_owned(),
         container: "install-cni".to_owned(),
         image: "i".to_owned(),
-        state: AgentState::NotReady,
+        state: Reachability::NotReady,
         restarts: None,
     });
     verdict.add("n", read);
@@ -59,19 +59,19 @@ fn a_scan_follows_the_schema() {
 
 #[test]
 fn a_precheck_follows_the_schema() {
-    let failure = || Failure::of("missing right");
-    let facts = Facts {
+    let failure = || CommandFailure::of("missing right");
+    let facts = ClusterFacts {
         server: ("https://api".to_owned(), "v1".to_owned()),
         namespace: ("mesh".to_owned(), Ok(None)),
         rights: Vec::new(),
         nodes: Err(failure()),
         daemon_sets: Err(failure()),
         deployments: Err(failure()),
-        pods: Ok(PodFacts::default()),
+        pods: Ok(PodCounts::default()),
         cilium: Ok(None),
         agent: Ok(None),
     };
-    let checks: Vec<Check> = checks::all(&facts);
+    let checks: Vec<NamedCheck> = checks::all(&facts);
     let document = precheck::json(&checks);
     assert_eq!(ours(&document), [""; 0], "{document:#}");
 }

@@ -11,8 +11,8 @@ use crate::{
 };
 use netfilter_state::{
     netlink::{
-        Answer, Batch, BatchError, Extension, FinishedBatch, Message, Messages, Observed, Obstacle, Part,
-        Question,
+        AnswerEnd, Batch, BatchError, Extension, FinishedBatch, Message, MessagePart, Messages, Observed,
+        Question, TableObstacle,
     },
     ruleset::TableFamily::Inet,
     steps::Transaction,
@@ -31,7 +31,7 @@ const ONE_GENERATION: Duration = Duration::from_millis(500);
 
 /// A socket that talks about nf_tables in the network namespace it was opened in.
 #[derive(Debug)]
-pub struct Connection {
+pub struct NftConnection {
     socket: NetlinkSocket,
     /// Limit on the bytes of a reading, and the bytes read so far.
     most: usize,
@@ -44,7 +44,7 @@ fn failed(what: &'static str) -> impl Fn(Errno) -> NetlinkError {
 }
 
 /// The kernel's refusal to do something.
-fn refused(what: &'static str, answer: Answer) -> NetlinkError {
+fn refused(what: &'static str, answer: AnswerEnd) -> NetlinkError {
     match code(&answer) {
         Errno::EPERM => NetlinkError::NotPermitted,
         cause => NetlinkError::Question { what, cause: SystemError(cause), text: answer.text },
@@ -58,7 +58,7 @@ fn socket() -> Result<NetlinkSocket, NetlinkError> {
     })
 }
 
-impl Connection {
+impl NftConnection {
     /// Opens a socket in the calling thread's network namespace.
     ///
     /// # Errors
@@ -367,7 +367,7 @@ impl Connection {
     }
 
     /// The first error about a transaction; `None` if it is in force.
-    fn verdict(&mut self, batch: &FinishedBatch<'_>) -> Result<Option<Answer>, NetlinkError> {
+    fn verdict(&mut self, batch: &FinishedBatch<'_>) -> Result<Option<AnswerEnd>, NetlinkError> {
         const WHAT: &str = "read the answer to a transaction";
         let (mut first_error, mut confirmed) = (None, false);
         let mut take = |messages: Messages<'_>| {
@@ -401,16 +401,16 @@ impl Connection {
     fn refusal(
         &mut self,
         batch: &FinishedBatch<'_>,
-        answer: Answer,
+        answer: AnswerEnd,
         observed: &Observed,
     ) -> Result<NetlinkError, NetlinkError> {
         let cause = code(&answer);
         let part = batch.part(answer.sequence);
-        let owned = observed.obstacles().find(|obstacle| matches!(obstacle, Obstacle::Owned { .. }));
+        let owned = observed.obstacles().find(|obstacle| matches!(obstacle, TableObstacle::Owned { .. }));
         Ok(match (cause, part) {
             (Errno::ERESTART, _) => NetlinkError::Contended,
             // Not bound to a generation: a rule that was to be removed, or behind which another was to go, is gone.
-            (Errno::ENOENT, Some(Part::RemovedRule(_) | Part::Rule(..)))
+            (Errno::ENOENT, Some(MessagePart::RemovedRule(_) | MessagePart::Rule(..)))
                 if observed.generation().is_none() =>
             {
                 NetlinkError::Contended

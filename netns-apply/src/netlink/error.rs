@@ -3,7 +3,7 @@
 #![allow(clippy::wildcard_enum_match_arm)] // error numbers are many, and may grow
 
 use crate::system_error::SystemError;
-use netfilter_state::netlink::{BatchError, Extension, Obstacle};
+use netfilter_state::netlink::{BatchError, Extension, TableObstacle};
 use nix::errno::Errno;
 use redirect_core::Family;
 use std::fmt;
@@ -56,7 +56,7 @@ pub enum NetlinkError {
     Lacking(Vec<Missing>),
     /// A table that rules are to go into is dormant, or belongs to another program.
     #[error("{0}")]
-    Obstacle(Obstacle),
+    Obstacle(TableObstacle),
     /// The rules exceed the caller's limit.
     #[error(
         "this network namespace has more than {0} bytes of rules, more than the plan and a usual share of other programs' take; remove those of other programs, or of an earlier plan: nft list ruleset shows them"

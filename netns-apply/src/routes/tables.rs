@@ -147,9 +147,9 @@ impl RouteSocket {
         request: &RouteNetlinkMessage,
         what: &str,
         read: impl Fn(&Dumped<'_>) -> Option<T>,
-    ) -> Result<Listed<T>, RouteError> {
+    ) -> Result<ReadList<T>, RouteError> {
         let ask = |socket: &mut Self| socket.message(request, NLM_F_REQUEST | NLM_F_DUMP);
-        let take = |listed: &mut Listed<T>, message: &Message<'_>| {
+        let take = |listed: &mut ReadList<T>, message: &Message<'_>| {
             listed.bytes = listed.bytes.saturating_add(message.payload().len());
             if listed.bytes > MOST_BYTES {
                 return Err(Stopped::Enough);
@@ -161,15 +161,15 @@ impl RouteSocket {
             Ok(())
         };
         let (listed, extent) = self.gather(ask, what, take)?;
-        Ok(Listed { extent, ..listed })
+        Ok(ReadList { extent, ..listed })
     }
 }
 
 /// What was read of a list of routes: of each what it is to the mesh, and the route, if it is in use.
-type ListedRoutes = Listed<(Option<FoundRouting>, Option<Route>)>;
+type ListedRoutes = ReadList<(Option<FoundRouting>, Option<Route>)>;
 
 /// What was read of a list.
-pub(super) struct Listed<T> {
+pub(super) struct ReadList<T> {
     pub(super) all: Vec<T>,
     bytes: usize,
     /// Whether every message was.
@@ -177,13 +177,13 @@ pub(super) struct Listed<T> {
     extent: Extent,
 }
 
-impl<T> Default for Listed<T> {
+impl<T> Default for ReadList<T> {
     fn default() -> Self {
         Self { all: Vec::new(), bytes: 0, is_understood: true, extent: Extent::Whole }
     }
 }
 
-impl<T> Listed<T> {
+impl<T> ReadList<T> {
     const fn is_complete(&self) -> bool {
         self.is_understood && !matches!(self.extent, Extent::Part)
     }

@@ -5,13 +5,13 @@
 #![allow(clippy::unwrap_used)] // a panic is how a test fails
 
 use crate::common::{observation, run};
-use netfilter_state::netlink::Obstacle;
+use netfilter_state::netlink::TableObstacle;
 use netns_apply::{
-    ApplyError, ApplyOptions, Backend, Because, ExecError, LegacyError, Live, LockError, Mismatch, Outcome,
-    Programs, RollbackOutcome, RunError, apply, apply_and_search, cleanup, cleanup_preview,
+    ApplyError, ApplyOptions, ApplyOutcome, Backend, Because, ExecError, LegacyError, Live, LockError,
+    Mismatch, Programs, RollbackOutcome, RunError, apply, apply_and_search, cleanup, cleanup_preview,
     netlink::NetlinkError, preflight, verify,
 };
-use packet_trace::interference::{Finding, Severity};
+use packet_trace::interference::{Certainty, Finding};
 use redirect_core::{
     AmbientRedirect, Redirect, RulePlan,
     options::{BackendChoice, Variant},
@@ -611,7 +611,7 @@ fn rules_that_somebody_changes_while_they_are_put_back_are_worked_out_anew() {
 
 #[test]
 fn a_table_that_sleeps_is_an_obstacle_where_the_plan_uses_it() {
-    let sleeping = |table: &'static str, backend| -> Result<Outcome, RunError> {
+    let sleeping = |table: &'static str, backend| -> Result<ApplyOutcome, RunError> {
         namespace()
             .enter(|| {
                 let (plan, options) = (plan("REDIRECT", "80"), options(backend));
@@ -627,7 +627,8 @@ fn a_table_that_sleeps_is_an_obstacle_where_the_plan_uses_it() {
     };
     for backend in [BackendChoice::Netlink, BackendChoice::Restore(Some(Variant::Nft))] {
         let error = sleeping("ip nat", backend).unwrap_err();
-        let ApplyError::Netlink(NetlinkError::Obstacle(Obstacle::Dormant { table })) = &*error.cause else {
+        let ApplyError::Netlink(NetlinkError::Obstacle(TableObstacle::Dormant { table })) = &*error.cause
+        else {
             panic!("{error}")
         };
         assert_eq!((&table[..], &error.aftermath), ("ip nat", &RollbackOutcome::Untouched));
@@ -656,7 +657,7 @@ fn a_native_table_that_sleeps_is_woken_whatever_base_chains_it_has() {
                 let outcome = apply(&plan("TPROXY", "80"), &options)?;
                 assert_in_force(&plan("TPROXY", "80"), &options);
                 cleanup(&options)?;
-                Ok::<Outcome, RunError>(outcome)
+                Ok::<ApplyOutcome, RunError>(outcome)
             });
             let outcome = outcome.unwrap().unwrap_or_else(|error| panic!("{table} {{ {chains} }}: {error}"));
             assert!(outcome.changed);
@@ -806,7 +807,7 @@ fn tables_that_the_mesh_does_not_use_may_hold_any_number_of_rules() {
             }
             let mismatch = verify(&plan, &options).unwrap().unwrap();
             let Mismatch::Interference(findings, _) = &mismatch else { panic!("{backend:?}: {mismatch}") };
-            assert!(findings.iter().all(|one| one.severity == Severity::May), "{backend:?}: {mismatch}");
+            assert!(findings.iter().all(|one| one.severity == Certainty::May), "{backend:?}: {mismatch}");
             assert!(mismatch.to_string().contains(table), "{backend:?}: {mismatch}");
         };
         namespace().enter(scene).unwrap();

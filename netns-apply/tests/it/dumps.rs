@@ -11,7 +11,7 @@ use netfilter_state::{
     steps::Transaction,
 };
 use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_NETFILTER};
-use netns_apply::netlink::Connection;
+use netns_apply::netlink::NftConnection;
 use redirect_core::{Family, RulePlan, options::NativeForm};
 use std::{env, fs};
 use test_support::netns::{Families, Namespace};
@@ -85,7 +85,7 @@ fn of_iptables(plan: &RulePlan) -> Vec<u8> {
 
 fn of_native(plan: &RulePlan, form: NativeForm) -> Vec<u8> {
     let transaction = Transaction { iptables: Vec::new(), native: Some(NativeState::wanted(plan, form)) };
-    Connection::open().unwrap().commit(&transaction, &observe(), soon()).unwrap();
+    NftConnection::open().unwrap().commit(&transaction, &observe(), soon()).unwrap();
     dump()
 }
 

@@ -9,7 +9,7 @@ use netfilter_state::{
     state::Entry,
     steps::Transaction,
 };
-use netns_apply::netlink::{Connection, NetlinkError};
+use netns_apply::netlink::{NetlinkError, NftConnection};
 use redirect_core::{
     Family, RulePlan,
     rule::{Chain, Hook, OurChain, Table},
@@ -45,7 +45,7 @@ fn rules_of_others_stay_where_they_are() {
 fn a_refused_part_undoes_all_and_is_named() {
     namespace()
         .enter(|| {
-            let mut connection = Connection::open().unwrap();
+            let mut connection = NftConnection::open().unwrap();
             let observed = connection.observe(soon()).unwrap();
             // REDIRECT exists in nat only.
             let chain = || Chain::from(OurChain::Redirect);
@@ -71,7 +71,7 @@ fn a_refused_part_undoes_all_and_is_named() {
 fn others_may_change_other_rules_meanwhile() {
     namespace()
         .enter(|| {
-            let mut connection = Connection::open().unwrap();
+            let mut connection = NftConnection::open().unwrap();
             let observed = connection.observe(soon()).unwrap();
             let rules = changes(&observed, &some_plan());
             let transaction = Transaction { iptables: rules, native: None };
@@ -92,7 +92,7 @@ fn others_may_change_other_rules_meanwhile() {
 fn what_the_kernel_lacks_is_found_without_trying() {
     namespace()
         .enter(|| {
-            let mut connection = Connection::open().unwrap();
+            let mut connection = NftConnection::open().unwrap();
             assert_eq!(connection.missing_for(&some_plan()), Ok(vec![]));
             let nonsense = Extension { name: "nonsense", revision: 0, is_target: false };
             let missing = connection.missing([(Family::V4, nonsense)]).unwrap();
@@ -115,7 +115,7 @@ fn a_chain_of_an_earlier_version_is_taken_away_and_can_come_back() {
             let now = observe();
             let back = Family::BOTH.map(|family| (family, IptablesChange::back(now.state(family), before.state(family), &IptablesChange::default())));
             let transaction = Transaction { iptables: back.into(), native: None };
-            Connection::open().unwrap().commit(&transaction, &now, soon()).unwrap();
+            NftConnection::open().unwrap().commit(&transaction, &now, soon()).unwrap();
             let rules = |text: &str| -> Vec<String> {
                 text.lines().filter(|line| !line.starts_with('#')).map(str::to_owned).collect()
             };
@@ -131,7 +131,7 @@ fn a_connection_that_has_read_too_much_can_be_asked_again() {
             let rules: String =
                 (1..10_000).map(|port| format!("-A OUTPUT -p tcp --dport {port}\n")).collect();
             run("iptables-nft-restore", &[], &format!("*nat\n{rules}COMMIT\n"));
-            let mut connection = Connection::open().unwrap();
+            let mut connection = NftConnection::open().unwrap();
             connection.limit(100_000);
             for _ in 0..2 {
                 assert_eq!(connection.observe(soon()).unwrap_err(), NetlinkError::TooMuch(100_000));

@@ -5,13 +5,13 @@
 use crate::common::{Recording, all_recordings, namespace, observe, run, soon, strict_recordings};
 use netfilter_state::netlink::NativeState;
 use netfilter_state::steps::Transaction;
-use netns_apply::netlink::Connection;
+use netns_apply::netlink::NftConnection;
 use redirect_core::{RulePlan, options::NativeForm, plan::DataPlane};
 use test_support::netns::State;
 use test_support::sample;
 
 fn commit(native: NativeState) {
-    let mut connection = Connection::open().unwrap();
+    let mut connection = NftConnection::open().unwrap();
     let observed = connection.observe(soon()).unwrap();
     let transaction = Transaction { iptables: Vec::new(), native: Some(native) };
     connection.commit(&transaction, &observed, soon()).unwrap();

@@ -4,7 +4,7 @@
 
 use crate::common::{namespace, run, soon, sorted_words};
 use netfilter_state::ruleset::{Condition, HookedRules};
-use netns_apply::netlink::Connection;
+use netns_apply::netlink::NftConnection;
 use std::fmt::Write as _;
 
 /// The words of every rule of chain `in`, as it is read with at most so many bytes.
@@ -18,7 +18,7 @@ fn read(script: &str, limit: usize) -> HookedRules {
     namespace
         .enter(|| {
             run("nft", &["-f", "-"], script);
-            let mut connection = Connection::open().unwrap();
+            let mut connection = NftConnection::open().unwrap();
             connection.limit(limit);
             connection.ruleset(soon()).unwrap()
         })

@@ -4,12 +4,13 @@
 
 use nix::libc;
 use test_support::netns::{Families, Namespace};
-use xtables_read::{Family, HOOKS, table};
+use xtables_read::{HOOKS, XtablesFamily, table};
 
 #[test]
 fn an_empty_table_has_an_entry_for_each_policy_and_one_for_its_end() {
     let pod = Namespace::pod(Families::Dual).unwrap();
-    for (family, program) in [(Family::V4, "iptables-legacy"), (Family::V6, "ip6tables-legacy")] {
+    for (family, program) in [(XtablesFamily::V4, "iptables-legacy"), (XtablesFamily::V6, "ip6tables-legacy")]
+    {
         let count = || pod.enter(|| table(family, "nat", 1 << 20)).unwrap().unwrap().count;
         pod.sh(&format!("{program} -t nat -L")).unwrap();
         assert_eq!(count(), 5);
@@ -31,7 +32,7 @@ fn errors_are_the_kernels() {
     let pod = Namespace::pod(Families::V4).unwrap();
     pod.sh("iptables-legacy -t nat -A OUTPUT -j RETURN").unwrap();
     let code = |name: &str, most| {
-        let read = pod.enter(|| table(Family::V4, name, most)).unwrap();
+        let read = pod.enter(|| table(XtablesFamily::V4, name, most)).unwrap();
         read.map(drop).map_err(|error| error.raw_os_error().unwrap_or_default())
     };
     assert_eq!(code("nat", 1 << 20), Ok(()));

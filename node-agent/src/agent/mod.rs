@@ -26,11 +26,11 @@ use crate::cluster::events::EventPublisher;
 use crate::cluster::own::{self, WasReadable};
 use crate::confine;
 use crate::install::conflict::{Collisions, WriteConflict, suspect};
-use crate::install::conflist_edits::{self, Edit, Obstacle};
+use crate::install::conflist_edits::{self, Edit, EntryObstacle};
 use crate::install::disk::Real;
 use crate::install::file_watch::{FileEvent, FileWatch, WatchedDir};
 use crate::install::installer::{Installer, Pass};
-use crate::install::plugin::Program;
+use crate::install::plugin::PluginProgram;
 use crate::install::plugin_health::AccessChecker;
 use crate::install::plugin_token::{PluginToken, TokenRenewer};
 use crate::install::ready::{AgentState, Phase};
@@ -45,7 +45,7 @@ use crate::serve::plugin_requests::PluginRequests;
 use crate::serve::plugin_socket::PluginSocket;
 use crate::serve::server::{self, AgentContext};
 use crate::settings::{
-    DriftSettings, KUBECONFIG, OWNED_FILE, Placement, Settings, TOKEN_FILE, TemplateSource, Trust,
+    DriftSettings, EntryPlacement, KUBECONFIG, OWNED_FILE, Settings, TOKEN_FILE, TemplateSource, Trust,
 };
 use crate::taint;
 pub use api_tasks::ApiTasks;
@@ -74,7 +74,7 @@ const LONGEST_WAIT: Duration = Duration::from_secs(60);
 pub async fn run(
     settings: Settings,
     reloader: Option<Reloader>,
-    logs: Option<logging::Handle>,
+    logs: Option<logging::LogHandle>,
 ) -> anyhow::Result<()> {
     run_with(settings, reloader, logs, Supervisor::default()).await
 }
@@ -82,7 +82,7 @@ pub async fn run(
 async fn run_with(
     settings: Settings,
     reloader: Option<Reloader>,
-    logs: Option<logging::Handle>,
+    logs: Option<logging::LogHandle>,
     tasks: Supervisor,
 ) -> anyhow::Result<()> {
     let mut signals = ShutdownSignals::new()?;
@@ -121,11 +121,11 @@ async fn run_with(
 /// What the agent's parts share, the plugin's token, and ambient mode, if it is on.
 fn served(
     settings: &Settings,
-    logs: Option<logging::Handle>,
+    logs: Option<logging::LogHandle>,
     tasks: Supervisor,
 ) -> (Arc<AgentContext>, Arc<PluginToken>, Option<(AmbientController, AddEvents)>) {
     let token = Arc::new(PluginToken::new(&settings.plugin, &settings.identity));
-    let installer = Installer::new(Arc::new(Real), Arc::new(Program), settings.clone());
+    let installer = Installer::new(Arc::new(Real), Arc::new(PluginProgram), settings.clone());
     let (metrics, registry) = Metrics::new();
     let installer = Arc::new(installer.with_token(token.clone()));
     let connection = Arc::new(cluster::connection(settings));
@@ -258,7 +258,7 @@ struct WriteBackoff {
 /// Where settings that change come from, and which parts receive them.
 struct Changes {
     reloader: Option<Reloader>,
-    levels: Option<logging::Handle>,
+    levels: Option<logging::LogHandle>,
     drift: watch::Sender<DriftSettings>,
 }
 
@@ -277,7 +277,7 @@ struct Agent {
     settled: Option<(String, Option<String>)>,
     /// Why the entry is in the list where the settings would rather have it beside the list.
     inlined_because: Option<String>,
-    obstacle: Option<Obstacle>,
+    obstacle: Option<EntryObstacle>,
     invalid: Vec<(String, String)>,
     /// When an event of each reason was sent last.
     events: BTreeMap<EventReason, Instant>,
@@ -566,7 +566,8 @@ impl Agent {
     fn contest(&mut self, pass: &Pass) {
         let now = Instant::now();
         if let (Some(wait), Some(file)) = (self.conflict.restored(now), &pass.target) {
-            let is_copy = matches!(self.settings.placement, Placement::Owned { .. }) || file == OWNED_FILE;
+            let is_copy =
+                matches!(self.settings.placement, EntryPlacement::Owned { .. }) || file == OWNED_FILE;
             let who = suspect(file, &pass.neighbours, is_copy);
             self.backoff = Some(WriteBackoff { file: file.clone(), until: now + wait, who: who.clone() });
             self.served.metrics.conflicts.inc();
@@ -596,8 +597,8 @@ impl Agent {
         }
     }
 
-    fn note_obstacle(&mut self, obstacle: Option<&Obstacle>) {
-        let is_preempted = matches!(obstacle, Some(Obstacle::Preempted { .. }));
+    fn note_obstacle(&mut self, obstacle: Option<&EntryObstacle>) {
+        let is_preempted = matches!(obstacle, Some(EntryObstacle::Preempted { .. }));
         self.served.metrics.preempted.set(i64::from(is_preempted));
         if self.obstacle.as_ref() == obstacle {
             return;
@@ -607,7 +608,7 @@ impl Agent {
             self.served.metrics.obstacles.get_or_create(&obstacle.kind().into()).inc();
             if is_preempted {
                 self.warn(EventReason::NetworkConfigPreempted, obstacle.to_string());
-            } else if matches!(obstacle, Obstacle::Uncalled(_)) {
+            } else if matches!(obstacle, EntryObstacle::Uncalled(_)) {
                 log::warn!(target: SCOPE, "{obstacle}");
             } else {
                 log::info!(target: SCOPE, "{obstacle}");

@@ -6,7 +6,7 @@ use std::time::Duration;
 use controller_runtime::SCOPE;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-use crate::cluster::own::{self, Lookup, WasReadable};
+use crate::cluster::own::{self, OwnDaemonSet, WasReadable};
 use crate::install::leave::{self, Departure};
 use crate::install::plugin_token::{PluginToken, TokenRenewer};
 use crate::serve::server::AgentContext;
@@ -45,12 +45,12 @@ pub(super) async fn shut_down(
 ) {
     let (installer, connection) = (served.installer.clone(), &served.connection);
     let lookup = match own::look_up(connection, readable).await {
-        Lookup::Denied { .. } => {
+        OwnDaemonSet::Denied { .. } => {
             // In this order: the plugin's rights go some seconds after the agent's.
             let pod = own::own_pod(connection).await;
-            Lookup::Denied { plugin_works: token.works(connection).await, pod }
+            OwnDaemonSet::Denied { plugin_works: token.works(connection).await, pod }
         }
-        other @ (Lookup::Present { .. } | Lookup::Absent | Lookup::Unreachable(_)) => other,
+        other @ (OwnDaemonSet::Present { .. } | OwnDaemonSet::Absent | OwnDaemonSet::Unreachable(_)) => other,
     };
     match leave::decide(&lookup) {
         Departure::Stay(because) => {

@@ -23,7 +23,7 @@ use pod_netns::namespace_of;
 use reasons::{AgentReason, EventReason};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, sleep_until};
-use zds::socket::Event;
+use zds::socket::SocketEvent;
 
 use super::add_event::{AddEvents, AddRequest};
 use super::annotations::{self, AnnotationFailure, AnnotationQueue};
@@ -347,18 +347,18 @@ impl AmbientController {
     }
 }
 
-fn observe(event: &Event, inventory: &Inventory, metrics: &Metrics) {
+fn observe(event: &SocketEvent, inventory: &Inventory, metrics: &Metrics) {
     match event {
-        Event::Pod(uid, ..) => inventory.examine(uid),
-        Event::Ztunnels(count) => {
+        SocketEvent::Pod(uid, ..) => inventory.examine(uid),
+        SocketEvent::Ztunnels(count) => {
             metrics.ztunnels.set(gauged(*count));
             log::info!(target: SCOPE, ztunnels = *count; "ztunnel connected or disconnected");
         }
-        Event::Closed(why) => log::warn!(target: SCOPE, "a connection of ztunnel ended: {why}"),
-        Event::Restored => {
+        SocketEvent::Closed(why) => log::warn!(target: SCOPE, "a connection of ztunnel ended: {why}"),
+        SocketEvent::Restored => {
             log::info!(target: SCOPE, "ztunnel's socket was removed, or belonged to an agent that is gone; recreated it");
         }
-        Event::Failed(why) => log::error!(target: SCOPE, "{why}"),
+        SocketEvent::Failed(why) => log::error!(target: SCOPE, "{why}"),
     }
 }
 

@@ -6,7 +6,7 @@
 
 use cni_core::enablement::REDIRECTION_ANNOTATION;
 
-use crate::ambient_rules::Condition;
+use crate::ambient_rules::RulesCheck;
 
 /// What the annotation says about the pod. Whatever has another value counts as none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -55,18 +55,18 @@ pub enum Service {
 
 /// A pod as it is.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Observed {
+pub struct PodAsIs {
     /// Whether the rules in its network namespace are as planned. For a pod that is to leave: whether it has any.
-    pub rules: Condition,
+    pub rules: RulesCheck,
     /// ztunnel's part.
     pub ztunnel: Service,
     /// Whether all its addresses are among those of probes. For a pod that is to leave: whether any is.
-    pub probes: Condition,
+    pub probes: RulesCheck,
     /// What its annotation says.
     pub annotation: Option<Redirection>,
 }
 
-impl Observed {
+impl PodAsIs {
     /// Whether the pod's traffic goes through ztunnel, verified. The annotation follows.
     #[must_use]
     pub fn is_enrolled(&self) -> bool {
@@ -77,7 +77,7 @@ impl Observed {
 
 /// What to do next.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Step {
+pub enum EnrolmentStep {
     /// Put the rules in force, and verify them.
     ApplyRules,
     /// Pass the pod to ztunnel.
@@ -102,19 +102,19 @@ pub enum Step {
 ///
 /// What can be repaired at once is repaired first: that takes milliseconds. If that fails, or takes long, the annotation is withdrawn.
 #[must_use]
-pub fn enrol(pod: &Observed) -> Step {
+pub fn enrol(pod: &PodAsIs) -> EnrolmentStep {
     match (&pod.rules, &pod.ztunnel, &pod.probes) {
-        (Ok(false), _, _) => Step::ApplyRules,
+        (Ok(false), _, _) => EnrolmentStep::ApplyRules,
         (Err(why), _, _) => pending(pod, why),
-        (Ok(true), Service::Unannounced, _) => Step::AnnounceToZtunnel,
+        (Ok(true), Service::Unannounced, _) => EnrolmentStep::AnnounceToZtunnel,
         (Ok(true), Service::Announced { why, is_overdue }, _) => {
             // An answer usually comes in milliseconds, so one change of the pod is enough.
-            if *is_overdue { pending(pod, why) } else { Step::Wait(why.clone()) }
+            if *is_overdue { pending(pod, why) } else { EnrolmentStep::Wait(why.clone()) }
         }
-        (Ok(true), Service::Acknowledged, Ok(false)) => Step::AddProbes,
+        (Ok(true), Service::Acknowledged, Ok(false)) => EnrolmentStep::AddProbes,
         (Ok(true), Service::Acknowledged, Err(why)) => pending(pod, why),
         (Ok(true), Service::Acknowledged, Ok(true)) => {
-            annotated(pod, Some(Redirection::Enabled)).unwrap_or(Step::Done)
+            annotated(pod, Some(Redirection::Enabled)).unwrap_or(EnrolmentStep::Done)
         }
     }
 }
@@ -122,34 +122,38 @@ pub fn enrol(pod: &Observed) -> Step {
 /// The next step of a pod that runs and is not to be enrolled. What cannot be removed stops the rest: rules without ztunnel would take the pod off the
 /// network.
 #[must_use]
-pub fn leave(pod: &Observed) -> Step {
+pub fn leave(pod: &PodAsIs) -> EnrolmentStep {
     if pod.annotation == Some(Redirection::Enabled) {
-        return Step::Annotate(Some(Redirection::Pending));
+        return EnrolmentStep::Annotate(Some(Redirection::Pending));
     }
     match (&pod.probes, &pod.rules, &pod.ztunnel) {
-        (Ok(true), _, _) => Step::RemoveProbes,
-        (Err(why), _, _) => Step::Wait(why.clone()),
-        (Ok(false), Ok(true), _) => Step::RemoveRules,
-        (Ok(false), Err(why), _) => Step::Wait(why.clone()),
-        (Ok(false), Ok(false), Service::Acknowledged | Service::Announced { .. }) => Step::Withdraw,
-        (Ok(false), Ok(false), Service::Unannounced) => annotated(pod, None).unwrap_or(Step::Done),
+        (Ok(true), _, _) => EnrolmentStep::RemoveProbes,
+        (Err(why), _, _) => EnrolmentStep::Wait(why.clone()),
+        (Ok(false), Ok(true), _) => EnrolmentStep::RemoveRules,
+        (Ok(false), Err(why), _) => EnrolmentStep::Wait(why.clone()),
+        (Ok(false), Ok(false), Service::Acknowledged | Service::Announced { .. }) => EnrolmentStep::Withdraw,
+        (Ok(false), Ok(false), Service::Unannounced) => annotated(pod, None).unwrap_or(EnrolmentStep::Done),
     }
 }
 
 /// The next step of a pod that cannot be enrolled, because of this, and that may be: what it has stays.
 #[must_use]
-pub fn stay(pod: &Observed, why: &str) -> Step {
-    if pod.annotation == Some(Redirection::Enabled) { pending(pod, why) } else { Step::Wait(why.to_owned()) }
+pub fn stay(pod: &PodAsIs, why: &str) -> EnrolmentStep {
+    if pod.annotation == Some(Redirection::Enabled) {
+        pending(pod, why)
+    } else {
+        EnrolmentStep::Wait(why.to_owned())
+    }
 }
 
 /// The annotation becomes pending; then the step is to wait.
-fn pending(pod: &Observed, why: &str) -> Step {
-    annotated(pod, Some(Redirection::Pending)).unwrap_or_else(|| Step::Wait(why.to_owned()))
+fn pending(pod: &PodAsIs, why: &str) -> EnrolmentStep {
+    annotated(pod, Some(Redirection::Pending)).unwrap_or_else(|| EnrolmentStep::Wait(why.to_owned()))
 }
 
 /// The step that makes the annotation this one, if it is not.
-fn annotated(pod: &Observed, wanted: Option<Redirection>) -> Option<Step> {
-    (pod.annotation != wanted).then_some(Step::Annotate(wanted))
+fn annotated(pod: &PodAsIs, wanted: Option<Redirection>) -> Option<EnrolmentStep> {
+    (pod.annotation != wanted).then_some(EnrolmentStep::Annotate(wanted))
 }
 
 #[cfg(test)]
@@ -157,7 +161,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn condition() -> impl Strategy<Value = Condition> {
+    fn condition() -> impl Strategy<Value = RulesCheck> {
         prop_oneof![Just(Ok(true)), Just(Ok(false)), Just(Err("it failed, or cannot be read".into()))]
     }
 
@@ -169,28 +173,28 @@ mod tests {
         ]
     }
 
-    fn observed() -> impl Strategy<Value = Observed> {
+    fn observed() -> impl Strategy<Value = PodAsIs> {
         let annotation =
             prop::option::of(prop_oneof![Just(Redirection::Enabled), Just(Redirection::Pending)]);
         (condition(), service(), condition(), annotation)
-            .prop_map(|(rules, ztunnel, probes, annotation)| Observed { rules, ztunnel, probes, annotation })
+            .prop_map(|(rules, ztunnel, probes, annotation)| PodAsIs { rules, ztunnel, probes, annotation })
     }
 
     /// What a step makes of the pod, if it succeeds or, `fails`, does not; and what waiting brings.
-    fn after(mut pod: Observed, step: &Step, fails: bool) -> Observed {
+    fn after(mut pod: PodAsIs, step: &EnrolmentStep, fails: bool) -> PodAsIs {
         let done = |holds| if fails { Err("it failed".into()) } else { Ok(holds) };
         match step {
-            Step::ApplyRules => pod.rules = done(true),
-            Step::RemoveRules => pod.rules = done(false),
-            Step::AddProbes => pod.probes = done(true),
-            Step::RemoveProbes => pod.probes = done(false),
-            Step::AnnounceToZtunnel => {
+            EnrolmentStep::ApplyRules => pod.rules = done(true),
+            EnrolmentStep::RemoveRules => pod.rules = done(false),
+            EnrolmentStep::AddProbes => pod.probes = done(true),
+            EnrolmentStep::RemoveProbes => pod.probes = done(false),
+            EnrolmentStep::AnnounceToZtunnel => {
                 pod.ztunnel = Service::Announced { why: "no answer".into(), is_overdue: false }
             }
-            Step::Withdraw => pod.ztunnel = Service::Unannounced,
-            Step::Annotate(annotation) if !fails => pod.annotation = *annotation,
-            Step::Annotate(_) | Step::Done => {}
-            Step::Wait(_) => {
+            EnrolmentStep::Withdraw => pod.ztunnel = Service::Unannounced,
+            EnrolmentStep::Annotate(annotation) if !fails => pod.annotation = *annotation,
+            EnrolmentStep::Annotate(_) | EnrolmentStep::Done => {}
+            EnrolmentStep::Wait(_) => {
                 // The next try is due, and shows how it is.
                 for part in [&mut pod.rules, &mut pod.probes] {
                     if part.is_err() {
@@ -212,30 +216,30 @@ mod tests {
         #[test]
         fn enabled_is_written_only_of_enrolled_pods(pod in observed()) {
             for step in [enrol(&pod), leave(&pod), stay(&pod, "it is sandboxed")] {
-                if step == Step::Annotate(Some(Redirection::Enabled)) {
+                if step == EnrolmentStep::Annotate(Some(Redirection::Enabled)) {
                     prop_assert!(pod.is_enrolled(), "{pod:?}");
                 }
             }
-            prop_assert_ne!(leave(&pod), Step::Annotate(Some(Redirection::Enabled)));
+            prop_assert_ne!(leave(&pod), EnrolmentStep::Annotate(Some(Redirection::Enabled)));
         }
 
         #[test]
         fn enabled_does_not_stay_where_something_is_missing(mut pod in observed()) {
             pod.annotation = Some(Redirection::Enabled);
-            prop_assert_eq!(leave(&pod), Step::Annotate(Some(Redirection::Pending)));
+            prop_assert_eq!(leave(&pod), EnrolmentStep::Annotate(Some(Redirection::Pending)));
             // It is repaired, withdrawn, or waits for a ztunnel that is being replaced.
             let step = enrol(&pod);
             let repairs = [
-                Step::ApplyRules,
-                Step::AnnounceToZtunnel,
-                Step::AddProbes,
-                Step::Annotate(Some(Redirection::Pending)),
+                EnrolmentStep::ApplyRules,
+                EnrolmentStep::AnnounceToZtunnel,
+                EnrolmentStep::AddProbes,
+                EnrolmentStep::Annotate(Some(Redirection::Pending)),
             ];
             let is_replaced = matches!(pod.ztunnel, Service::Announced { is_overdue: false, .. });
             let is_right = if pod.is_enrolled() {
-                step == Step::Done
+                step == EnrolmentStep::Done
             } else {
-                repairs.contains(&step) || (matches!(step, Step::Wait(_)) && is_replaced)
+                repairs.contains(&step) || (matches!(step, EnrolmentStep::Wait(_)) && is_replaced)
             };
             prop_assert!(is_right, "{pod:?}: {step:?}");
         }
@@ -252,12 +256,12 @@ mod tests {
                 pod = after(pod, &step, fails);
             }
             let mut steps = Vec::new();
-            while steps.last() != Some(&Step::Done) {
+            while steps.last() != Some(&EnrolmentStep::Done) {
                 steps.push(next(&pod));
                 prop_assert!(steps.len() < 12, "it never ends: {steps:?}");
                 pod = after(pod, steps.last().expect("one"), false);
             }
-            let gone = Observed {
+            let gone = PodAsIs {
                 rules: Ok(false),
                 ztunnel: Service::Unannounced,
                 probes: Ok(false),
@@ -271,9 +275,9 @@ mod tests {
         #[test]
         fn no_step_takes_a_pod_off_the_network(pod in observed()) {
             let step = leave(&pod);
-            prop_assert!(step != Step::Withdraw || pod.rules == Ok(false));
-            prop_assert!(step != Step::RemoveRules || pod.probes == Ok(false));
-            if enrol(&pod) == Step::AddProbes {
+            prop_assert!(step != EnrolmentStep::Withdraw || pod.rules == Ok(false));
+            prop_assert!(step != EnrolmentStep::RemoveRules || pod.probes == Ok(false));
+            if enrol(&pod) == EnrolmentStep::AddProbes {
                 prop_assert_eq!((&pod.rules, &pod.ztunnel), (&Ok(true), &Service::Acknowledged));
             }
         }
@@ -282,27 +286,27 @@ mod tests {
     #[test]
     fn a_new_pod_is_enrolled_in_order() {
         let mut pod =
-            Observed { rules: Ok(false), ztunnel: Service::Unannounced, probes: Ok(false), annotation: None };
+            PodAsIs { rules: Ok(false), ztunnel: Service::Unannounced, probes: Ok(false), annotation: None };
         let mut steps = Vec::new();
         loop {
             let step = enrol(&pod);
             pod = after(pod, &step, false);
             steps.push(step);
-            if steps.last() == Some(&Step::Done) {
+            if steps.last() == Some(&EnrolmentStep::Done) {
                 break;
             }
         }
-        let waiting = Step::Wait("no answer".into());
+        let waiting = EnrolmentStep::Wait("no answer".into());
         let enabled = Some(Redirection::Enabled);
         assert_eq!(
             steps,
             [
-                Step::ApplyRules,
-                Step::AnnounceToZtunnel,
+                EnrolmentStep::ApplyRules,
+                EnrolmentStep::AnnounceToZtunnel,
                 waiting,
-                Step::AddProbes,
-                Step::Annotate(enabled),
-                Step::Done
+                EnrolmentStep::AddProbes,
+                EnrolmentStep::Annotate(enabled),
+                EnrolmentStep::Done
             ]
         );
     }
@@ -310,15 +314,15 @@ mod tests {
     #[test]
     fn after_a_reboot_an_annotation_proves_nothing() {
         let enabled = Some(Redirection::Enabled);
-        let mut pod = Observed {
+        let mut pod = PodAsIs {
             rules: Err("no network namespace has the pod's addresses".into()),
             ztunnel: Service::Unannounced,
             probes: Ok(false),
             annotation: enabled,
         };
-        assert_eq!(enrol(&pod), Step::Annotate(Some(Redirection::Pending)));
+        assert_eq!(enrol(&pod), EnrolmentStep::Annotate(Some(Redirection::Pending)));
         pod.rules = Ok(false);
-        assert_eq!(enrol(&pod), Step::ApplyRules);
+        assert_eq!(enrol(&pod), EnrolmentStep::ApplyRules);
         assert_eq!(Redirection::of("enabled"), enabled);
         assert_eq!(Redirection::of("Enabled"), None);
     }

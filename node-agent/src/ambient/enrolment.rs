@@ -9,9 +9,9 @@ use std::time::Duration;
 
 use zds::{NetnsInode, PodState};
 
-use super::decision::{Observed, Redirection, Service, Step, enrol, leave, stay};
+use super::decision::{EnrolmentStep, PodAsIs, Redirection, Service, enrol, leave, stay};
 use super::pod::AmbientPod;
-use crate::ambient_rules::Condition;
+use crate::ambient_rules::RulesCheck;
 use redirect_core::AmbientRedirect;
 
 /// How long ztunnel may be away, as when it is replaced, before pods count as not enrolled.
@@ -36,7 +36,7 @@ pub trait Effects {
         let _ = pods;
     }
     /// Whether the rules of this redirection are in force; without one, whether any rules of ambient mode exist.
-    fn rules(&mut self, pod: &AmbientPod, redirect: Option<&AmbientRedirect>) -> Condition;
+    fn rules(&mut self, pod: &AmbientPod, redirect: Option<&AmbientRedirect>) -> RulesCheck;
     /// Puts the rules of this redirection in force; without one, removes all.
     ///
     /// # Errors
@@ -118,7 +118,7 @@ impl Failure {
     }
 
     /// A condition, unless the next try is not due.
-    fn over(failure: Option<&Self>, seen: Condition, now: Duration) -> Condition {
+    fn over(failure: Option<&Self>, seen: RulesCheck, now: Duration) -> RulesCheck {
         match failure {
             Some(failure) if failure.due > now => Err(failure.why.clone()),
             Some(_) | None => seen,
@@ -268,25 +268,27 @@ impl Memory {
                 Err(_) => leave(&observed),
             };
             match (step, netns) {
-                (Step::Done, _) => {
+                (EnrolmentStep::Done, _) => {
                     self.is_clean = !pod.is_wanted();
                     return Ok(());
                 }
-                (Step::Wait(why), _) => return Err(why),
-                (Step::ApplyRules | Step::RemoveRules, _) => {
+                (EnrolmentStep::Wait(why), _) => return Err(why),
+                (EnrolmentStep::ApplyRules | EnrolmentStep::RemoveRules, _) => {
                     let done = effects.change_rules(pod, pod.wanted.as_ref().ok());
                     Failure::note(&mut self.rules, done, now);
                 }
-                (Step::AddProbes | Step::RemoveProbes, _) => {
+                (EnrolmentStep::AddProbes | EnrolmentStep::RemoveProbes, _) => {
                     Failure::note(&mut self.probes, change_probes(pod, effects), now);
                 }
-                (Step::AnnounceToZtunnel, Ok(netns)) => effects.announce(pod, netns),
+                (EnrolmentStep::AnnounceToZtunnel, Ok(netns)) => effects.announce(pod, netns),
                 // Rules that hold, or do not, were found in a namespace.
-                (Step::AnnounceToZtunnel, Err(why)) => return Err(why),
-                (Step::Withdraw, _) => effects.withdraw(pod.workload.uid()),
+                (EnrolmentStep::AnnounceToZtunnel, Err(why)) => return Err(why),
+                (EnrolmentStep::Withdraw, _) => effects.withdraw(pod.workload.uid()),
                 // The pod is about to go, and its annotation with it.
-                (Step::Annotate(annotation), _) if pod.is_ending => self.annotated = Some((annotation, now)),
-                (Step::Annotate(annotation), _) => {
+                (EnrolmentStep::Annotate(annotation), _) if pod.is_ending => {
+                    self.annotated = Some((annotation, now));
+                }
+                (EnrolmentStep::Annotate(annotation), _) => {
                     if let Some(failure) = self.annotation.as_ref().filter(|failure| failure.due > now) {
                         return Err(failure.why.clone());
                     }
@@ -306,7 +308,7 @@ fn observe(
     netns: &Result<NetnsInode, String>,
     memory: &mut Memory,
     effects: &mut impl Effects,
-) -> Observed {
+) -> PodAsIs {
     let rules = match netns {
         Ok(_) => effects.rules(pod, pod.wanted.as_ref().ok()),
         Err(why) => Err(why.clone()),
@@ -333,7 +335,7 @@ fn observe(
         if pod.is_wanted() { there.all(|is_there| is_there) } else { there.any(|is_there| is_there) }
     };
     let probes = effects.probes().map(has);
-    Observed {
+    PodAsIs {
         rules: Failure::over(memory.rules.as_ref(), rules, now),
         ztunnel,
         probes: Failure::over(memory.probes.as_ref(), probes, now),

@@ -12,21 +12,21 @@ use std::thread::JoinHandle;
 use cni_core::selection::Programming;
 use controller_runtime::lock;
 use netns_apply::ApplyOptions;
-use netns_apply::netlink::Connection;
+use netns_apply::netlink::NftConnection;
 use netns_apply::netns::{Netns, NetnsId};
 use netns_apply::routes::RouteSocket;
 use pod_netns::{Outside, ProcessIndex};
 use redirect_core::AmbientRedirect;
 use redirect_core::accepted::AcceptedRules;
 use redirect_core::ambient::ProbeSources;
-use zds::socket::{Event, Handle, serve};
-use zds::{NetnsInode, Newcomer, PodState, Workload};
+use zds::socket::{ServerHandle, SocketEvent, serve};
+use zds::{NetnsInode, Newcomer, PodState, ZdsWorkload};
 
 use super::annotations::AnnotationQueue;
 use super::decision::Redirection;
 use super::enrolment::Effects;
 use super::pod::AmbientPod;
-use crate::ambient_rules::{self as rules, Condition};
+use crate::ambient_rules::{self as rules, RulesCheck};
 use crate::confine::outside;
 use crate::pods::check::{census, find, options, pod_addresses};
 use crate::settings::Paths;
@@ -42,7 +42,7 @@ type Announced = BTreeMap<String, (NetnsInode, PathBuf, PodState)>;
 
 /// The node's ztunnel, at its socket.
 pub struct ZtunnelLink {
-    handle: Handle,
+    handle: ServerHandle,
     thread: JoinHandle<()>,
     announced: Arc<Mutex<Announced>>,
 }
@@ -56,7 +56,7 @@ impl ZtunnelLink {
     pub fn serve(
         path: &Path,
         newcomer: Newcomer,
-        mut observe: impl FnMut(&Event) + Send + 'static,
+        mut observe: impl FnMut(&SocketEvent) + Send + 'static,
     ) -> io::Result<Self> {
         let announced: Arc<Mutex<Announced>> = Arc::default();
         let (opened, noted) = (announced.clone(), announced.clone());
@@ -66,9 +66,9 @@ impl ZtunnelLink {
             // A confined thread sees no processes.
             outside::run(move || File::open(path)).unwrap_or_else(|| Err(io::ErrorKind::Other.into()))
         };
-        let observe = move |event: Event| {
+        let observe = move |event: SocketEvent| {
             // What is about an earlier sandbox comes too late.
-            if let Event::Pod(uid, netns, state) = &event
+            if let SocketEvent::Pod(uid, netns, state) = &event
                 && let Some(pod) = lock(&noted).get_mut(uid).filter(|pod| Some(pod.0) == *netns)
             {
                 pod.2 = state.clone();
@@ -80,7 +80,7 @@ impl ZtunnelLink {
     }
 
     /// These are the node's pods: from now on ztunnel receives them, and drops all others. Those without a network namespace it keeps if it has them.
-    pub fn begin(&self, pods: Vec<(Workload, Option<NetnsInode>)>) {
+    pub fn begin(&self, pods: Vec<(ZdsWorkload, Option<NetnsInode>)>) {
         self.handle.pods(pods);
     }
 
@@ -178,7 +178,7 @@ pub struct NodePass<'a> {
     processes: Option<Arc<ProcessIndex>>,
     found: BTreeMap<String, Netns>,
     /// What was seen of pods' rules in this pass, unless they were changed since.
-    conditions: BTreeMap<String, Condition>,
+    conditions: BTreeMap<String, RulesCheck>,
     /// As they were read, or set, in this pass.
     probes: Option<BTreeSet<IpAddr>>,
 }
@@ -337,7 +337,7 @@ impl Effects for NodePass<'_> {
         }
     }
 
-    fn rules(&mut self, pod: &AmbientPod, redirect: Option<&AmbientRedirect>) -> Condition {
+    fn rules(&mut self, pod: &AmbientPod, redirect: Option<&AmbientRedirect>) -> RulesCheck {
         if let Some(seen) = self.conditions.get(pod.workload.uid()) {
             return seen.clone();
         }
@@ -381,7 +381,7 @@ impl Effects for NodePass<'_> {
         }
         let ProbePath { sources, routes_branches } = self.path;
         let probes = self.on_node(|| {
-            let table = Connection::open()
+            let table = NftConnection::open()
                 .and_then(|mut connection| connection.probe_addresses(sources))
                 .map_err(|error| error.to_string())?;
             // A table that does not work lets no probe through.
@@ -406,7 +406,7 @@ impl Effects for NodePass<'_> {
             // First the way back.
             let mut routes = RouteSocket::open(MOST_ROUTING).map_err(|error| error.to_string())?;
             routes.set_probe_routes(addresses, sources).map_err(|error| error.to_string())?;
-            let mut connection = Connection::open().map_err(|error| error.to_string())?;
+            let mut connection = NftConnection::open().map_err(|error| error.to_string())?;
             connection.set_probe_addresses(addresses, sources).map_err(|error| error.to_string())?;
             let routed = if routes_branches { addresses } else { &none };
             routes.set_branch_rules(routed).map_err(|error| error.to_string())

@@ -13,7 +13,7 @@ use redirect_core::settings::{Key, RawSettings, Source};
 use redirect_core::{AmbientRedirect, Family};
 use serde_json::{Map, Value};
 use settings_table::parse_duration;
-use zds::Workload;
+use zds::ZdsWorkload;
 
 use super::decision::Redirection;
 use crate::ambient_rules::KEEP_CONNECTIONS;
@@ -25,7 +25,7 @@ pub struct AmbientPod {
     /// Its namespace and name.
     pub name: PodName,
     /// What ztunnel receives of it.
-    pub workload: Workload,
+    pub workload: ZdsWorkload,
     /// All its addresses.
     pub addresses: Vec<IpAddr>,
     /// How it is to be redirected; why it is not in ambient mode.
@@ -111,7 +111,7 @@ impl AmbientPod {
         let account = text("/spec/serviceAccountName").unwrap_or_else(|| "default".to_owned());
         let (uid, pod_name, namespace) = (text("/metadata/uid")?, name.name.clone(), name.namespace.clone());
         // Names that Kubernetes accepts fit.
-        let workload = Workload::new(uid, pod_name, namespace, account).ok()?;
+        let workload = ZdsWorkload::new(uid, pod_name, namespace, account).ok()?;
         let listed = pod.pointer("/status/podIPs").and_then(Value::as_array).into_iter().flatten();
         let addresses = listed.filter_map(|item| item.get("ip")?.as_str()?.parse().ok()).collect();
         let annotations = pod.pointer("/metadata/annotations").and_then(Value::as_object);
@@ -226,7 +226,7 @@ mod tests {
     #[test]
     fn a_pod_is_read_with_its_identity_addresses_and_settings() {
         let web = read(&pod(), DEFAULTS).expect("a pod");
-        let workload = Workload::new("u-1".into(), "web".into(), "shop".into(), "seller".into());
+        let workload = ZdsWorkload::new("u-1".into(), "web".into(), "shop".into(), "seller".into());
         assert_eq!(Ok(web.workload), workload);
         assert_eq!(web.addresses, ["10.1.0.2", "fd00::2"].map(|ip| ip.parse::<IpAddr>().expect("one")));
         assert_eq!(web.annotation, Some(Redirection::Enabled));

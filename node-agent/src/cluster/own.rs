@@ -9,7 +9,7 @@ use cluster_client::params::GetParams;
 use cluster_client::{ApiError, PartialObjectMeta, Request};
 use controller_runtime::SCOPE;
 use controller_runtime::daemon_set::{self, is_deleted, wants};
-use controller_runtime::outage::Retry;
+use controller_runtime::outage::OutageRetry;
 use controller_runtime::supervisor::Unneeded;
 use k8s_openapi::api::apps::v1::DaemonSet;
 use k8s_openapi::api::core::v1::{Node, Pod};
@@ -28,7 +28,7 @@ const NO_NAMESPACE: &str = "POD_NAMESPACE is not set, so the agent cannot find i
 
 /// What the API server reports about the agent's own DaemonSet.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Lookup {
+pub enum OwnDaemonSet {
     /// It exists.
     Present {
         /// Whether it is being deleted.
@@ -75,7 +75,7 @@ pub struct WasReadable(AtomicBool);
 /// Reads the DaemonSet, and repeats that until the API server answers. A name without a DaemonSet, or a refusal, is worth a warning.
 pub async fn look_at_start(connection: &ApiHandle, readable: &WasReadable) -> Unneeded {
     let mut retry =
-        Retry::new("cannot read the agent's DaemonSet", "the agent's DaemonSet can be read again");
+        OutageRetry::new("cannot read the agent's DaemonSet", "the agent's DaemonSet can be read again");
     loop {
         let read = match connection.get() {
             Ok(cluster) if cluster.identity().namespace.is_empty() => Err((NO_NAMESPACE.to_owned(), None)),
@@ -116,14 +116,14 @@ async fn warn_unless_readable(cluster: &Cluster, readable: &WasReadable) -> Resu
 
 /// Looks the DaemonSet up when the agent shuts down. One refusal does not count if the agent could read it before: while an
 /// API server starts, or roles are replaced, it denies what it allows a second later.
-pub async fn look_up(connection: &ApiHandle, readable: &WasReadable) -> Lookup {
+pub async fn look_up(connection: &ApiHandle, readable: &WasReadable) -> OwnDaemonSet {
     let start = Instant::now();
     loop {
         let lookup = match connection.get() {
             Ok(cluster) => look_up_once(&cluster).await,
-            Err(error) => Lookup::Unreachable(error.to_string()),
+            Err(error) => OwnDaemonSet::Unreachable(error.to_string()),
         };
-        let is_final = !matches!(lookup, Lookup::Denied { .. }) || !readable.0.load(Ordering::Relaxed);
+        let is_final = !matches!(lookup, OwnDaemonSet::Denied { .. }) || !readable.0.load(Ordering::Relaxed);
         if is_final || start.elapsed() >= REFUSAL_PATIENCE {
             return lookup;
         }
@@ -131,25 +131,25 @@ pub async fn look_up(connection: &ApiHandle, readable: &WasReadable) -> Lookup {
     }
 }
 
-async fn look_up_once(cluster: &Cluster) -> Lookup {
+async fn look_up_once(cluster: &Cluster) -> OwnDaemonSet {
     let identity = cluster.identity();
     if identity.namespace.is_empty() {
-        return Lookup::Unreachable(NO_NAMESPACE.to_owned());
+        return OwnDaemonSet::Unreachable(NO_NAMESPACE.to_owned());
     }
     let found = match daemon_set::find(cluster).await {
         Ok(Some(found)) => found,
-        Ok(None) => return Lookup::Absent,
+        Ok(None) => return OwnDaemonSet::Absent,
         Err(failure) if failure.is_refusal() => {
-            return Lookup::Denied { plugin_works: None, pod: OwnPod::Unknown };
+            return OwnDaemonSet::Denied { plugin_works: None, pod: OwnPod::Unknown };
         }
-        Err(failure) => return Lookup::Unreachable(failure.to_string()),
+        Err(failure) => return OwnDaemonSet::Unreachable(failure.to_string()),
     };
     let request = Request::new("/api/v1/nodes").get_metadata(&identity.node, &GetParams::default());
     let node = cluster.json::<PartialObjectMeta<Node>>(request).await;
     // An agent that cannot read the labels stays.
     let wants_node =
         node.map_or(true, |node| wants(&found, &identity.node, &node.metadata.labels.unwrap_or_default()));
-    Lookup::Present { deleting: is_deleted(&found), wants_node }
+    OwnDaemonSet::Present { deleting: is_deleted(&found), wants_node }
 }
 
 /// What becomes of the agent's pod, for an agent that may not read its DaemonSet, as with the roles of Istio's own chart. A rollout and the

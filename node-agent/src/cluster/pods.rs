@@ -8,7 +8,7 @@ use cluster_client::params::{DeleteParams, GetParams, Patch, PatchParams, Precon
 use cluster_client::{ApiError, Built, Request};
 use controller_runtime::ChangeError;
 use controller_runtime::cluster::as_json_patch;
-use controller_runtime::resync::{Freshness, Keep, Limits, ReadError, Selection, Source};
+use controller_runtime::resync::{Freshness, Keep, ListLimits, ListSource, ReadError, Selection};
 use k8s_openapi::api::core::v1::ObjectReference;
 use serde_json::{Map, Value, json};
 
@@ -17,7 +17,7 @@ use super::{Cluster, pod_reference};
 /// Where namespaces are.
 const NAMESPACES: &str = "/api/v1/namespaces";
 /// How many namespaces an agent follows. Kubernetes is tested with 10,000.
-const NAMESPACE_LIMITS: Limits = Limits { objects: 20_000, bytes: 64 << 20 };
+const NAMESPACE_LIMITS: ListLimits = ListLimits { objects: 20_000, bytes: 64 << 20 };
 /// The rights of agents that watch pods.
 pub const REMEDY: &str =
     "give the agent's service account the verbs get, list and watch on pods (ClusterRole istio-cni)";
@@ -26,8 +26,8 @@ pub const SPREAD: Duration = Duration::from_secs(60);
 
 /// The pods of all namespaces, for one who selects those of a node.
 #[must_use]
-pub fn source() -> Source {
-    Source { path: "/api/v1/pods".to_owned(), kind: "PodList", limits: Limits::OF_NODE }
+pub fn source() -> ListSource {
+    ListSource { path: "/api/v1/pods".to_owned(), kind: "PodList", limits: ListLimits::OF_NODE }
 }
 
 /// Those of a node.
@@ -38,8 +38,8 @@ pub fn of_node(node: &str) -> Selection {
 
 /// All namespaces.
 #[must_use]
-pub fn namespaces() -> Source {
-    Source { path: NAMESPACES.to_owned(), kind: "NamespaceList", limits: NAMESPACE_LIMITS }
+pub fn namespaces() -> ListSource {
+    ListSource { path: NAMESPACES.to_owned(), kind: "NamespaceList", limits: NAMESPACE_LIMITS }
 }
 
 /// The pods of a namespace.

@@ -8,7 +8,7 @@ use landlock::{
     RulesetCreatedAttr, RulesetError, RulesetStatus, Scope, make_bitflags,
 };
 
-use super::{Access, Allowed, watch};
+use super::{Allowed, PathAccess, watch};
 
 /// What is asked for: of the newest interface that this was tried with. An older kernel obeys what it knows.
 const NEWEST: ABI = ABI::V6;
@@ -61,37 +61,37 @@ pub fn confine(allowed: &[Allowed]) -> anyhow::Result<Confined> {
     Ok(confined)
 }
 
-const fn is_written(access: Access) -> bool {
+const fn is_written(access: PathAccess) -> bool {
     match access {
-        Access::Write | Access::WriteAndRun => true,
-        Access::Read | Access::Run | Access::Device => false,
+        PathAccess::Write | PathAccess::WriteAndRun => true,
+        PathAccess::Read | PathAccess::Run | PathAccess::Device => false,
     }
 }
 
-fn rights(access: Access) -> BitFlags<AccessFs> {
+fn rights(access: PathAccess) -> BitFlags<AccessFs> {
     let read = make_bitflags!(AccessFs::{ReadFile | ReadDir});
     let write = make_bitflags!(AccessFs::{
         WriteFile | Truncate | MakeReg | MakeDir | MakeSock | RemoveFile | RemoveDir
     });
     match access {
-        Access::Read => read,
-        Access::Run => read | AccessFs::Execute,
-        Access::Write => read | write,
-        Access::WriteAndRun => read | write | AccessFs::Execute,
-        Access::Device => make_bitflags!(AccessFs::{ReadFile | WriteFile}),
+        PathAccess::Read => read,
+        PathAccess::Run => read | AccessFs::Execute,
+        PathAccess::Write => read | write,
+        PathAccess::WriteAndRun => read | write | AccessFs::Execute,
+        PathAccess::Device => make_bitflags!(AccessFs::{ReadFile | WriteFile}),
     }
 }
 
 /// Where the rules for a path apply: on directories, because files are replaced under their names, and rules follow the file that has the name now. A file
 /// that is a link is read where it leads, too. What may be read and is not there yet is where it will be made.
-fn places(path: &Path, access: Access) -> anyhow::Result<Vec<PathBuf>> {
+fn places(path: &Path, access: PathAccess) -> anyhow::Result<Vec<PathBuf>> {
     match access {
-        Access::Write | Access::WriteAndRun => match path.is_dir() {
+        PathAccess::Write | PathAccess::WriteAndRun => match path.is_dir() {
             true => Ok(vec![path.to_owned()]),
             false => bail!("{} is not there yet", path.display()),
         },
-        Access::Device => Ok(path.exists().then(|| path.to_owned()).into_iter().collect()),
-        Access::Read | Access::Run => {
+        PathAccess::Device => Ok(path.exists().then(|| path.to_owned()).into_iter().collect()),
+        PathAccess::Read | PathAccess::Run => {
             let real = path.canonicalize().ok();
             let found = [Some(path), real.as_deref()].into_iter().flatten().filter_map(directory_of);
             let mut found: Vec<PathBuf> = found.collect();

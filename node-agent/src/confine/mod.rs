@@ -26,7 +26,7 @@ pub use watch::moved;
 
 /// What may be done beneath a path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Access {
+pub enum PathAccess {
     /// Files may be read and directories listed.
     Read,
     /// That, and programs started.
@@ -45,7 +45,7 @@ pub struct Allowed {
     /// The path. What it leads to is decided when the agent shuts itself in.
     pub path: PathBuf,
     /// What may be done.
-    pub access: Access,
+    pub access: PathAccess,
 }
 
 /// Where programs and their libraries are, in an image that has any, and on a node.
@@ -67,37 +67,37 @@ pub fn allowed(
 ) -> Vec<Allowed> {
     let paths = &settings.paths;
     let mut all = Vec::new();
-    let mut allow = |access: Access, path: &Path| {
+    let mut allow = |access: PathAccess, path: &Path| {
         all.extend(path.is_absolute().then(|| Allowed { path: path.to_owned(), access }));
     };
     match action {
         AgentCommand::Run | AgentCommand::Once | AgentCommand::Uninstall => {
-            allow(Access::WriteAndRun, &paths.bin);
-            allow(Access::Write, &paths.net);
-            allow(Access::Write, &paths.run);
-            allow(Access::Run, &paths.source_bin);
-            allow(Access::Read, &paths.netns);
-            allow(Access::Read, &paths.proc);
+            allow(PathAccess::WriteAndRun, &paths.bin);
+            allow(PathAccess::Write, &paths.net);
+            allow(PathAccess::Write, &paths.run);
+            allow(PathAccess::Run, &paths.source_bin);
+            allow(PathAccess::Read, &paths.netns);
+            allow(PathAccess::Read, &paths.proc);
             if let Some(ambient) = &settings.ambient {
                 // Its directory is ztunnel's as well.
-                ambient.socket.parent().iter().for_each(|folder| allow(Access::Write, folder));
+                ambient.socket.parent().iter().for_each(|folder| allow(PathAccess::Write, folder));
             }
-            named(settings, template).iter().for_each(|path| allow(Access::Read, path));
+            named(settings, template).iter().for_each(|path| allow(PathAccess::Read, path));
         }
         AgentCommand::TaintController | AgentCommand::CleanNodes => {}
     }
-    allow(Access::Read, &paths.service_account);
+    allow(PathAccess::Read, &paths.service_account);
     if let Trust::Authority(file) = &settings.kubeconfig.trust {
-        allow(Access::Read, file);
+        allow(PathAccess::Read, file);
     }
     if let Some(TemplateSource::File(file)) = &settings.entry.template {
-        allow(Access::Read, file);
+        allow(PathAccess::Read, file);
     }
-    folder.iter().for_each(|folder| allow(Access::Read, folder));
-    SYSTEM.iter().for_each(|path| allow(Access::Run, Path::new(path)));
-    std::env::split_paths(search).for_each(|path| allow(Access::Run, &path));
-    FACTS.iter().chain(&LINKED).for_each(|path| allow(Access::Read, Path::new(path)));
-    allow(Access::Device, Path::new("/dev/null"));
+    folder.iter().for_each(|folder| allow(PathAccess::Read, folder));
+    SYSTEM.iter().for_each(|path| allow(PathAccess::Run, Path::new(path)));
+    std::env::split_paths(search).for_each(|path| allow(PathAccess::Run, &path));
+    FACTS.iter().chain(&LINKED).for_each(|path| allow(PathAccess::Read, Path::new(path)));
+    allow(PathAccess::Device, Path::new("/dev/null"));
     all.sort();
     all.dedup();
     all

@@ -59,7 +59,7 @@ fn of_ports(settings: &Settings) -> CapabilitySet {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use settings_cli::Line;
+    use settings_cli::LineRequest;
 
     const FILES: CapabilitySet =
         CapabilitySet::DAC_OVERRIDE.union(CapabilitySet::CHOWN).union(CapabilitySet::FOWNER);
@@ -71,7 +71,7 @@ mod tests {
     fn of(action: AgentCommand, env: Environment<'_>, reloads: bool) -> CapabilitySet {
         let required = [("KUBERNETES_SERVICE_HOST", "10.0.0.1"), ("KUBERNETES_SERVICE_PORT", "443")];
         let env = required.iter().chain(env).map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
-        let Ok(Line::Work(words)) = crate::settings::command_line().read([]) else {
+        let Ok(LineRequest::Work(words)) = crate::settings::command_line().read([]) else {
             panic!("a command line")
         };
         let settings = Settings::read(&words, &env.collect::<Vec<_>>()).expect("settings").0;

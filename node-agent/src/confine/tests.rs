@@ -1,36 +1,39 @@
 use super::*;
-use settings_cli::Line;
+use settings_cli::LineRequest;
 
 fn settings(env: &[(&str, &str)]) -> Settings {
     let required = [("KUBERNETES_SERVICE_HOST", "10.0.0.1"), ("KUBERNETES_SERVICE_PORT", "443")];
     let env = required.iter().chain(env).map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
-    let Ok(Line::Work(words)) = crate::settings::command_line().read([]) else { panic!("a command line") };
+    let Ok(LineRequest::Work(words)) = crate::settings::command_line().read([]) else {
+        panic!("a command line")
+    };
     Settings::read(&words, &env.collect::<Vec<_>>()).expect("settings").0
 }
 
-fn of(action: AgentCommand, env: &[(&str, &str)]) -> Vec<(String, Access)> {
+fn of(action: AgentCommand, env: &[(&str, &str)]) -> Vec<(String, PathAccess)> {
     let template = r#"{"type":"istio-cni","kubernetes":{"kubeconfig":"/srv/kubeconfig"},"pod_manifest_dir":"/srv/pods"}"#;
     let folder = Path::new("/etc/istio-cni");
     let all = allowed(action, &settings(env), Some(folder), Some(template), OsStr::new("/srv/bin:bin"));
     all.into_iter().map(|allowed| (allowed.path.display().to_string(), allowed.access)).collect()
 }
 
-fn with(all: &[(String, Access)], wanted: &[Access]) -> Vec<String> {
+fn with(all: &[(String, PathAccess)], wanted: &[PathAccess]) -> Vec<String> {
     all.iter().filter(|(_, access)| wanted.contains(access)).map(|(path, _)| path.clone()).collect()
 }
 
 #[test]
 fn an_agent_writes_to_three_directories_and_no_others() {
     let all = of(AgentCommand::Run, &[]);
-    let written = with(&all, &[Access::Write, Access::WriteAndRun, Access::Device]);
+    let written = with(&all, &[PathAccess::Write, PathAccess::WriteAndRun, PathAccess::Device]);
     assert_eq!(written, ["/dev/null", "/host/etc/cni/net.d", "/host/opt/cni/bin", "/var/run/istio-cni"]);
-    assert_eq!(with(&all, &[Access::WriteAndRun]), ["/host/opt/cni/bin"]);
+    assert_eq!(with(&all, &[PathAccess::WriteAndRun]), ["/host/opt/cni/bin"]);
     let ambient = [("AMBIENT_ENABLED", "true"), ("ZTUNNEL_UDS_ADDRESS", "/srv/ztunnel/socket")];
-    let mut in_ambient_mode = with(&of(AgentCommand::Run, &ambient), &[Access::Write, Access::WriteAndRun]);
+    let mut in_ambient_mode =
+        with(&of(AgentCommand::Run, &ambient), &[PathAccess::Write, PathAccess::WriteAndRun]);
     in_ambient_mode.retain(|path| !written.contains(path));
     assert_eq!(in_ambient_mode, ["/srv/ztunnel"]);
     let run = ["/bin", "/lib", "/lib64", "/opt/cni/bin", "/sbin", "/srv/bin", "/usr"];
-    assert_eq!(with(&all, &[Access::Run]), run);
+    assert_eq!(with(&all, &[PathAccess::Run]), run);
 }
 
 #[test]
@@ -43,7 +46,7 @@ fn it_reads_what_its_settings_name() {
         ("SERVICE_ACCOUNT_DIR", "/srv/account"),
     ];
     let all = of(AgentCommand::Run, &named);
-    let read = with(&all, &[Access::Read]);
+    let read = with(&all, &[PathAccess::Read]);
     for path in [
         "/srv/template/entry.json",
         "/srv/authority/ca.crt",
@@ -64,6 +67,6 @@ fn it_reads_what_its_settings_name() {
 #[test]
 fn the_taint_controller_writes_nowhere() {
     let all = of(AgentCommand::TaintController, &[]);
-    assert_eq!(with(&all, &[Access::Write, Access::WriteAndRun]), [""; 0]);
+    assert_eq!(with(&all, &[PathAccess::Write, PathAccess::WriteAndRun]), [""; 0]);
     assert!(!all.iter().any(|(path, _)| path.starts_with("/host")), "{all:?}");
 }

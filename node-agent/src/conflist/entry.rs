@@ -13,7 +13,7 @@ const DROP_IN: &str = "drop_in";
 
 /// The content of the plugin's entry: its keys in the order in which they are written.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Facts {
+pub struct EntryContent {
     /// The plugin's log level.
     #[serde(rename = "plugin_log_level")]
     pub log_level: String,
@@ -65,7 +65,7 @@ struct Keys<'a> {
     /// The reference lacks this key. A runtime passes what it knows of these, and ignores the others.
     capabilities: Value,
     #[serde(flatten)]
-    facts: &'a Facts,
+    facts: &'a EntryContent,
     enable_ambient_detection_retry: bool,
 }
 
@@ -80,7 +80,7 @@ pub struct Template<'a> {
 
 /// Our entry.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Entry {
+pub struct PluginEntry {
     /// A JSON object.
     text: String,
     /// The same without the keys that the runtime replaces in a list.
@@ -103,10 +103,10 @@ pub enum EntryError {
     Placeholder(String, String),
 }
 
-impl Entry {
+impl PluginEntry {
     /// The entry with these facts.
     #[must_use]
-    pub fn of(facts: &Facts) -> Self {
+    pub fn of(facts: &EntryContent) -> Self {
         let keys = Keys {
             name: PLUGIN_TYPE,
             r#type: PLUGIN_TYPE,

@@ -20,12 +20,12 @@ const REAL: [(&str, &str); 14] = [
     ("87-podman-bridge.conflist", include_str!("../../../e2e/fixtures/conflists/87-podman-bridge.conflist")),
 ];
 
-fn entry() -> Entry {
-    Entry::of(&facts())
+fn entry() -> PluginEntry {
+    PluginEntry::of(&facts())
 }
 
-fn facts() -> Facts {
-    Facts {
+fn facts() -> EntryContent {
+    EntryContent {
         log_level: "info".into(),
         run_dir: "/var/run/istio-cni".into(),
         exclude_namespaces: vec!["kube-system".into(), "istio-system".into()],
@@ -232,17 +232,19 @@ fn the_entry_has_the_keys_of_the_reference() {
     let chained = with("x.conflist", "{\"name\":\"a\",\"plugins\":[{\"type\":\"b\"}]}");
     assert!(!chained.contains("cniVersion") && !chained.contains("nft_sets"));
     assert!(!chained.contains("strict_capture"));
-    let with_both = Entry::of(&Facts { nft_sets: true, strict_capture: true, ..facts() }).standalone();
+    let with_both =
+        PluginEntry::of(&EntryContent { nft_sets: true, strict_capture: true, ..facts() }).standalone();
     assert!(with_both.contains("\"nft_sets\": true,\n  \"strict_capture\": true"), "{with_both}");
     assert!(!chained.contains("accept"));
     let accepted_rules = "comment=ours".to_owned();
-    let accepting = Entry::of(&Facts { accepted_rules, accept_rules_of_pods: false, ..facts() }).standalone();
+    let accepting = PluginEntry::of(&EntryContent { accepted_rules, accept_rules_of_pods: false, ..facts() })
+        .standalone();
     let wanted = "\"accepted_rules\": \"comment=ours\",\n  \"accept_rules_of_pods\": false";
     assert!(accepting.contains(wanted), "{accepting}");
     assert!(!chained.contains("sandboxed"));
     let sandboxed = SandboxedRuntimes { names: vec!["vm".into()], pods: SandboxedPods::Skip };
     let entry: serde_json::Value =
-        serde_json::from_str(&Entry::of(&Facts { sandboxed, ..facts() }).standalone()).unwrap();
+        serde_json::from_str(&PluginEntry::of(&EntryContent { sandboxed, ..facts() }).standalone()).unwrap();
     assert_eq!((&entry["sandboxed_runtimes"], &entry["sandboxed_pods"]), (&["vm"].into(), &"skip".into()));
 }
 
@@ -251,7 +253,7 @@ fn a_template_becomes_the_entry() {
     let text = r#"{ "cniVersion": "0.3.1", "type": "istio-cni", "log_level": "__LOG_LEVEL__",
         "kubernetes": { "kubeconfig": "__KUBECONFIG_FILEPATH__", "n": 1.0e3 } }"#;
     let values = [("LOG_LEVEL", "war\"n".to_owned()), ("KUBECONFIG_FILEPATH", "/run/kc".to_owned())];
-    let entry = Entry::from_template(&Template { text, values: &values }).unwrap();
+    let entry = PluginEntry::from_template(&Template { text, values: &values }).unwrap();
     let base = "{\"name\":\"a\",\"plugins\":[{\"type\":\"b\"}]}";
     let with = NetConf::parse("x.conflist", base).unwrap().with(&entry);
     assert!(
@@ -266,8 +268,9 @@ fn a_template_becomes_the_entry() {
 
 #[test]
 fn templates_that_are_no_entry_are_refused() {
-    let parse =
-        |text: &str| Entry::from_template(&Template { text, values: &[("A", "b".into())] }).unwrap_err();
+    let parse = |text: &str| {
+        PluginEntry::from_template(&Template { text, values: &[("A", "b".into())] }).unwrap_err()
+    };
     assert!(matches!(parse("{"), EntryError::NoObject(_)));
     assert_eq!(parse(r#"{"type":"other"}"#), EntryError::Type("other".into()));
     let unknown = parse(r#"{"type":"istio-cni","x":"__NO_SUCH__"}"#);

@@ -11,8 +11,8 @@ use cni_core::net_dir::{self, CONF_NAME, Caller, Network, Uncalled, Unloadable, 
 
 use reasons::ObstacleKind;
 
-use crate::conflist::{self, Entry, EntryState, NetConf, Shape};
-use crate::settings::{OWNED_FILE, Placement};
+use crate::conflist::{self, EntryState, NetConf, PluginEntry, Shape};
+use crate::settings::{EntryPlacement, OWNED_FILE};
 
 mod drop_in;
 mod ownership;
@@ -50,9 +50,9 @@ fn valid(directory: &Directory) -> impl Iterator<Item = (&str, NetConf<'_>)> {
 #[derive(Debug, Clone, PartialEq)]
 pub struct Want {
     /// Where the entry goes.
-    pub placement: Placement,
+    pub placement: EntryPlacement,
     /// The entry.
-    pub entry: Entry,
+    pub entry: PluginEntry,
     /// Whether the entry is in a file beside the list that it is chained into.
     pub drop_in: DropIn,
 }
@@ -81,7 +81,7 @@ const OWNED_NAME: &str = "ISTIO_OWNED_CNI_CONFIG_FILENAME (chart: istioOwnedCNIC
 
 /// Why the runtime does not call the plugin as the entry wants it, or will not for long.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Obstacle {
+pub enum EntryObstacle {
     /// A file to chain into does not exist.
     #[error(
         "no network configuration that the runtime can load in the directory{}; waiting for the network plugin to write one",
@@ -169,7 +169,7 @@ pub enum Obstacle {
     Uncalled(Uncalled),
 }
 
-impl Obstacle {
+impl EntryObstacle {
     /// Whether pods miss the plugin, or get it with another configuration, until this is corrected.
     #[must_use]
     pub const fn concerns_pods(&self) -> bool {
@@ -216,7 +216,7 @@ pub struct Plan {
     /// The file that has or gets our entry.
     pub target: Option<String>,
     /// What is wrong now.
-    pub obstacle: Option<Obstacle>,
+    pub obstacle: Option<EntryObstacle>,
     /// The changes, in order.
     pub edits: Vec<Edit>,
     /// The list that the entry is chained into or beside.
@@ -226,11 +226,11 @@ pub struct Plan {
 }
 
 impl Plan {
-    const fn new(target: Option<String>, obstacle: Option<Obstacle>, edits: Vec<Edit>) -> Self {
+    const fn new(target: Option<String>, obstacle: Option<EntryObstacle>, edits: Vec<Edit>) -> Self {
         Self { target, obstacle, edits, list: None, inlined_because: None }
     }
 
-    const fn wait(obstacle: Obstacle) -> Self {
+    const fn wait(obstacle: EntryObstacle) -> Self {
         Self::new(None, Some(obstacle), Vec::new())
     }
 
@@ -265,7 +265,7 @@ impl Plan {
     }
 
     fn foreign(file: &str, whose: String, setting: &'static str) -> Self {
-        Self::wait(Obstacle::Foreign { file: file.to_owned(), whose, setting })
+        Self::wait(EntryObstacle::Foreign { file: file.to_owned(), whose, setting })
     }
 }
 
@@ -293,9 +293,9 @@ pub fn plan(directory: &Directory, want: &Want) -> Plan {
 
 fn plan_of_sound(directory: &Directory, want: &Want) -> Plan {
     match &want.placement {
-        Placement::Chained { pinned } => chained(directory, pinned.as_deref(), want),
-        Placement::Owned { file, pinned } => owned(directory, file, pinned.as_deref(), &want.entry),
-        Placement::Standalone { file } => standalone(directory, file, &want.entry),
+        EntryPlacement::Chained { pinned } => chained(directory, pinned.as_deref(), want),
+        EntryPlacement::Owned { file, pinned } => owned(directory, file, pinned.as_deref(), &want.entry),
+        EntryPlacement::Standalone { file } => standalone(directory, file, &want.entry),
     }
 }
 
@@ -314,7 +314,7 @@ fn chained(directory: &Directory, pinned: Option<&str>, want: &Want) -> Plan {
     }
     if conf.network.shape == Shape::Single && directory.is_named_by_multus(name) {
         let because = "holds a single plugin and is named by Multus, so it cannot become a list; leave the setting empty to chain behind Multus";
-        return Plan::wait(Obstacle::NoPinned { file: name.to_owned(), because: because.to_owned() });
+        return Plan::wait(EntryObstacle::NoPinned { file: name.to_owned(), because: because.to_owned() });
     }
     let plan = drop_in::plan(directory, (name, &conf, &network), want);
     Plan { list: Some(name.to_owned()), ..plan }
@@ -325,7 +325,7 @@ fn inlined(
     directory: &Directory,
     name: &str,
     conf: &NetConf<'_>,
-    entry: &Entry,
+    entry: &PluginEntry,
     beside: Option<&str>,
 ) -> Plan {
     let target = list_name(name);
@@ -348,7 +348,7 @@ fn inlined(
 }
 
 /// The entry in a file of its own in the folder of a list, which may have its other plugins there as well.
-fn in_folder(directory: &Directory, name: &str, network: &Network, entry: &Entry) -> Plan {
+fn in_folder(directory: &Directory, name: &str, network: &Network, entry: &PluginEntry) -> Plan {
     let file = drop_in::file_of(network);
     if let Some(whose) = drop_in::others(directory, &file) {
         return Plan::foreign(&file, whose, CONF_NAME);
@@ -367,27 +367,28 @@ fn in_folder(directory: &Directory, name: &str, network: &Network, entry: &Entry
 }
 
 /// What keeps pods from getting the plugin from the file with the entry; `network` is the runtime's file that leads to it.
-fn judged(directory: &Directory, standing: EntryState, file: &str, network: &str) -> Option<Obstacle> {
+fn judged(directory: &Directory, standing: EntryState, file: &str, network: &str) -> Option<EntryObstacle> {
     let own = obstacle(standing, file);
-    if own.as_ref().is_some_and(Obstacle::concerns_pods) {
+    if own.as_ref().is_some_and(EntryObstacle::concerns_pods) {
         return own;
     }
     uncalled(directory, network).or(own)
 }
 
 /// Why the runtime does not call the plugin by this file, or the files do not show whether it does.
-fn uncalled(directory: &Directory, ours: &str) -> Option<Obstacle> {
+fn uncalled(directory: &Directory, ours: &str) -> Option<EntryObstacle> {
     let verdict = directory.verdict();
-    let preempted = |active: &str| Obstacle::Preempted { active: active.to_owned(), ours: ours.to_owned() };
+    let preempted =
+        |active: &str| EntryObstacle::Preempted { active: active.to_owned(), ours: ours.to_owned() };
     match (verdict.caller, verdict.uncalled) {
         (Some(Caller { file, is_inlined: false, .. }), _) if file != ours => Some(preempted(file)),
         (None, Some(Uncalled::Without { file, .. })) => Some(preempted(&file)),
-        (_, uncalled) => uncalled.map(Obstacle::Uncalled),
+        (_, uncalled) => uncalled.map(EntryObstacle::Uncalled),
     }
 }
 
 /// The entry in a copy of the runtime's list, in front of it.
-fn owned(directory: &Directory, file: &str, pinned: Option<&str>, entry: &Entry) -> Plan {
+fn owned(directory: &Directory, file: &str, pinned: Option<&str>, entry: &PluginEntry) -> Plan {
     if let Some(whose) = ownership::others_copy(directory, file) {
         return Plan::foreign(file, whose, OWNED_NAME);
     }
@@ -398,7 +399,9 @@ fn owned(directory: &Directory, file: &str, pinned: Option<&str>, entry: &Entry)
         Err(obstacle) => return Plan::wait(obstacle),
     };
     let whole = directory.text(name).map(|text| network.inlined_text(text)).unwrap_or_default();
-    let Ok(conf) = NetConf::parse(name, &whole) else { return Plan::wait(Obstacle::Stale(file.to_owned())) };
+    let Ok(conf) = NetConf::parse(name, &whole) else {
+        return Plan::wait(EntryObstacle::Stale(file.to_owned()));
+    };
     let text = conf.with(entry);
     let mut edits = ownership::stale_marks(directory, Some(file));
     edits.extend(ownership::mark_copy(directory, file));
@@ -408,9 +411,9 @@ fn owned(directory: &Directory, file: &str, pinned: Option<&str>, entry: &Entry)
         // Without the entry, or without the file.
         let is_missing = there.is_none_or(|conf| conf.is_ok_and(|conf| !conf.network.has_ours()));
         obstacle = Some(if is_missing {
-            Obstacle::Missing(file.to_owned())
+            EntryObstacle::Missing(file.to_owned())
         } else {
-            Obstacle::Stale(file.to_owned())
+            EntryObstacle::Stale(file.to_owned())
         });
         edits.push(Edit::Write { name: file.to_owned(), text, like: name.to_owned() });
     }
@@ -421,18 +424,18 @@ fn owned(directory: &Directory, file: &str, pinned: Option<&str>, entry: &Entry)
 
 /// A copy of which the original is gone. It stays, with the entry: without it, pods that start before the network plugin has written its
 /// file again would start outside the mesh.
-fn orphan(directory: &Directory, file: &str, entry: &Entry) -> Plan {
+fn orphan(directory: &Directory, file: &str, entry: &PluginEntry) -> Plan {
     let there =
         directory.text(file).and_then(|text| Some((text, NetConf::parse(file, text).ok()?.with(entry))));
     let completed = there.filter(|(text, completed)| text != completed);
     let write = |text: String| Edit::Write { name: file.to_owned(), text, like: file.to_owned() };
     let target = completed.as_ref().map(|_| file.to_owned());
     let edits = completed.into_iter().map(|(_, text)| write(text)).collect();
-    Plan::new(target, Some(Obstacle::NoOriginal(file.to_owned())), edits)
+    Plan::new(target, Some(EntryObstacle::NoOriginal(file.to_owned())), edits)
 }
 
 /// The entry in a file of its own.
-fn standalone(directory: &Directory, file: &str, entry: &Entry) -> Plan {
+fn standalone(directory: &Directory, file: &str, entry: &PluginEntry) -> Plan {
     if let Some(whose) = ownership::others_single(directory, file) {
         return Plan::foreign(file, whose, CONF_NAME);
     }
@@ -447,7 +450,7 @@ fn standalone(directory: &Directory, file: &str, entry: &Entry) -> Plan {
         let verdict = directory.verdict();
         let is_called =
             verdict.caller.is_some_and(|caller| caller.file == file) && verdict.uncalled.is_none();
-        (!is_called).then(|| Obstacle::Uncalled(Uncalled::Standalone(file.to_owned())))
+        (!is_called).then(|| EntryObstacle::Uncalled(Uncalled::Standalone(file.to_owned())))
     });
     Plan::new(Some(file.to_owned()), obstacle, edits)
 }
@@ -458,7 +461,7 @@ fn network<'d>(
     directory: &'d Directory,
     pinned: Option<&str>,
     copy: Option<&str>,
-) -> Result<(&'d str, Network), Obstacle> {
+) -> Result<(&'d str, Network), EntryObstacle> {
     let mut others = directory.read().filter(|(name, _)| Some(*name) != copy);
     if let Some(pinned) = pinned {
         let names = siblings(pinned);
@@ -474,18 +477,18 @@ fn network<'d>(
         // The runtime can read it, perhaps: what is behind it is another program's, and not used.
         Err(Unloadable::Unreadable(reason)) => {
             let file = name.to_owned();
-            Some(Err(Obstacle::Uncalled(Uncalled::Unreadable { file, reason })))
+            Some(Err(EntryObstacle::Uncalled(Uncalled::Unreadable { file, reason })))
         }
         Ok(network) if !network.is_only_ours() && !network.is_loopback() && !is_copy(name) => {
             Some(Ok((name, network)))
         }
         Ok(_) | Err(Unloadable::Invalid(_)) => None,
     });
-    found.unwrap_or_else(|| Err(Obstacle::NoNetwork { unloadable: directory.unusable() }))
+    found.unwrap_or_else(|| Err(EntryObstacle::NoNetwork { unloadable: directory.unusable() }))
 }
 
 /// Why the file that the user named cannot be used.
-fn no_pinned(directory: &Directory, pinned: &str) -> Obstacle {
+fn no_pinned(directory: &Directory, pinned: &str) -> EntryObstacle {
     let names = siblings(pinned);
     let mut there = directory.unusable().into_iter().filter(|(name, _)| names.contains(name));
     let because = match there.next() {
@@ -496,7 +499,7 @@ fn no_pinned(directory: &Directory, pinned: &str) -> Obstacle {
         ),
         Some((_, reason)) => format!("cannot be loaded: {reason}"),
     };
-    Obstacle::NoPinned { file: pinned.to_owned(), because }
+    EntryObstacle::NoPinned { file: pinned.to_owned(), because }
 }
 
 /// A name with each extension that a runtime loads, in the runtime's order.
@@ -571,14 +574,14 @@ fn strays(directory: &Directory, but: &[&str]) -> Vec<Edit> {
     taken_out.chain(retired).collect()
 }
 
-fn obstacle(standing: EntryState, file: &str) -> Option<Obstacle> {
+fn obstacle(standing: EntryState, file: &str) -> Option<EntryObstacle> {
     let file = file.to_owned();
     match standing {
         EntryState::Right => None,
-        EntryState::Absent => Some(Obstacle::Missing(file)),
-        EntryState::Edited(keys) => Some(Obstacle::Edited { file, keys }),
-        EntryState::Followed(next) => Some(Obstacle::Followed { file, next }),
-        EntryState::Repeated => Some(Obstacle::Repeated(file)),
+        EntryState::Absent => Some(EntryObstacle::Missing(file)),
+        EntryState::Edited(keys) => Some(EntryObstacle::Edited { file, keys }),
+        EntryState::Followed(next) => Some(EntryObstacle::Followed { file, next }),
+        EntryState::Repeated => Some(EntryObstacle::Repeated(file)),
     }
 }
 

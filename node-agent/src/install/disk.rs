@@ -55,7 +55,7 @@ pub trait Disk: Send + Sync {
     ///
     /// # Errors
     /// When it is there or cannot be made.
-    fn create(&self, path: &Path, mode: u32) -> io::Result<Box<dyn Output + '_>>;
+    fn create(&self, path: &Path, mode: u32) -> io::Result<Box<dyn PendingFile + '_>>;
     /// Makes an empty directory. A disk without directories of its own makes none.
     ///
     /// # Errors
@@ -134,7 +134,7 @@ impl Lock {
 }
 
 /// A file that is being written.
-pub trait Output: Write {
+pub trait PendingFile: Write {
     /// Sets its owner and mode.
     ///
     /// # Errors
@@ -195,7 +195,7 @@ impl Disk for Real {
         Ok(Box::new(file))
     }
 
-    fn create(&self, path: &Path, mode: u32) -> io::Result<Box<dyn Output + '_>> {
+    fn create(&self, path: &Path, mode: u32) -> io::Result<Box<dyn PendingFile + '_>> {
         let file = OpenOptions::new().write(true).create_new(true).mode(mode).open(path)?;
         Ok(Box::new(file))
     }
@@ -225,7 +225,7 @@ impl Disk for Real {
     }
 }
 
-impl Output for File {
+impl PendingFile for File {
     fn set_attributes(&mut self, attributes: FileAttributes) -> io::Result<()> {
         if let FileAttributes::Like(stat) = attributes {
             // Without CAP_CHOWN the owner is us. The mode comes second, because a change of owner clears set-id bits.

@@ -12,18 +12,18 @@ use std::time::{Duration, Instant};
 
 use cni_core::conf::{Conf, Envelope};
 use cni_core::net_dir::{self, is_loaded};
-use cni_core::wire::Command;
+use cni_core::wire::CniCommand;
 use controller_runtime::{SCOPE, lock};
 use reasons::AgentReason;
 
-use crate::conflist::{Entry, EntryError, NetConf, PLUGIN_TYPE};
+use crate::conflist::{EntryError, NetConf, PLUGIN_TYPE, PluginEntry};
 use crate::install::conflist_edits::{
-    self, Directory, DropIn, Edit, FOLDER_FILE, File, MARK, Obstacle, Plan, Want,
+    self, Directory, DropIn, Edit, EntryObstacle, FOLDER_FILE, File, MARK, Plan, Want,
 };
 use crate::install::disk::{self, Disk, DiskError, FileAttributes, Lock, Stat, context};
 use crate::install::drop_in_reader::{self, DropInReader};
-use crate::install::kubeconfig::Credentials;
-use crate::install::plugin::{Ask, Question};
+use crate::install::kubeconfig::PluginCredentials;
+use crate::install::plugin::{Ask, PluginQuestion};
 use crate::install::plugin_token::PluginToken;
 use crate::install::ready::Reason;
 use crate::install::seen_calls::{self, SeenCalls};
@@ -77,7 +77,7 @@ pub struct Pass {
     /// The changes of the configuration directory that were made.
     pub edits: Vec<Edit>,
     /// What was wrong with the configuration directory before.
-    pub obstacle: Option<Obstacle>,
+    pub obstacle: Option<EntryObstacle>,
     /// The file that has our entry.
     pub target: Option<String>,
     /// The list that the entry is chained into or beside.
@@ -383,7 +383,7 @@ impl Installer {
             }
             let mut content = context(self.disk.open(&source), "open", &source)?;
             let works = |temporary: &Path| match name {
-                PLUGIN_TYPE => self.plugin.ask(temporary, Question::Version).map_err(io::Error::other),
+                PLUGIN_TYPE => self.plugin.ask(temporary, PluginQuestion::Version).map_err(io::Error::other),
                 _ => Ok(()),
             };
             disk::replace_if(self.disk(), &target, &mut *content, FileAttributes::Mode(mode), &works)?;
@@ -407,7 +407,7 @@ impl Installer {
         if settings.server.is_empty() {
             return Ok(false);
         }
-        let credentials = Credentials::read(self.disk(), paths, settings, &self.token)?;
+        let credentials = PluginCredentials::read(self.disk(), paths, settings, &self.token)?;
         let mut has_written = false;
         // The kubeconfig names the token's file, so that comes first.
         if let Some(token) = &credentials.token {
@@ -670,7 +670,7 @@ impl Installer {
             return Err(Reason::Missing(self.settings.paths.kubeconfig()));
         }
         let is_said = self.settings.ready_before_called;
-        let is_called = |_: &Obstacle, was_seen| is_said || was_seen;
+        let is_called = |_: &EntryObstacle, was_seen| is_said || was_seen;
         let Some(conf) = self.handed(is_called)? else { return Ok(()) };
         self.ask(conf)
     }
@@ -682,7 +682,7 @@ impl Installer {
     pub(crate) fn check_once(&self) -> Result<bool, Reason> {
         self.check_binaries()?;
         // Nothing here sees calls: the user who runs this decides.
-        let is_called = |obstacle: &Obstacle, _| {
+        let is_called = |obstacle: &EntryObstacle, _| {
             log::warn!(target: SCOPE, "{obstacle}");
             true
         };
@@ -712,7 +712,7 @@ impl Installer {
 
     /// What the runtime hands to the plugin, accepted by the plugin's own parser; none where no file is to have the entry. `is_called` decides
     /// where the files leave it open, and knows whether a call was seen.
-    fn handed(&self, is_called: impl Fn(&Obstacle, bool) -> bool) -> Result<Option<String>, Reason> {
+    fn handed(&self, is_called: impl Fn(&EntryObstacle, bool) -> bool) -> Result<Option<String>, Reason> {
         let want = self.want().map_err(|error| Reason::Failed(error.to_string()))?;
         let (directory, _) = self.directory().map_err(|error| Reason::Failed(error.to_string()))?;
         let plan = conflist_edits::plan(&directory, &want);
@@ -758,7 +758,7 @@ impl Installer {
             return Ok(());
         }
         *asked = None;
-        self.plugin.ask(&binary, Question::Status(&conf)).map_err(Reason::Plugin)?;
+        self.plugin.ask(&binary, PluginQuestion::Status(&conf)).map_err(Reason::Plugin)?;
         *asked = Some(Asked { at: Instant::now(), conf, files });
         Ok(())
     }
@@ -771,7 +771,7 @@ fn is_needless(error: io::ErrorKind) -> bool {
 }
 
 /// An entry as the runtime hands it over from a list, whose name counts.
-fn listed(entry: &Entry) -> Result<String, String> {
+fn listed(entry: &PluginEntry) -> Result<String, String> {
     let mut conf: serde_json::Value =
         serde_json::from_str(&entry.standalone()).map_err(|error| error.to_string())?;
     conf["name"] = PLUGIN_TYPE.into();
@@ -780,7 +780,7 @@ fn listed(entry: &Entry) -> Result<String, String> {
 
 /// A configuration as the plugin's own parser reads it, or the parser's error.
 fn accepted(conf: &str) -> Result<Conf, String> {
-    let envelope = Envelope::read(conf.as_bytes(), Command::Add).map_err(|error| error.to_string())?;
+    let envelope = Envelope::read(conf.as_bytes(), CniCommand::Add).map_err(|error| error.to_string())?;
     envelope.conf().map_err(|error| error.to_string())
 }
 

@@ -11,20 +11,20 @@ use crate::settings::{KubeconfigSettings, Paths, Trust};
 
 /// What the plugin needs to reach the API server. Its `Debug` shows no token.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Credentials {
+pub struct PluginCredentials {
     /// The file's text.
     pub kubeconfig: String,
     /// The text of the token's own file, if it has one.
     pub token: Option<String>,
 }
 
-impl std::fmt::Debug for Credentials {
+impl std::fmt::Debug for PluginCredentials {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Credentials").finish_non_exhaustive()
     }
 }
 
-impl Credentials {
+impl PluginCredentials {
     /// With the plugin's own token if it has one, else with the agent's; reads the service account's files.
     ///
     /// # Errors
@@ -141,7 +141,8 @@ users:
 
     #[test]
     fn debug_output_has_no_token() {
-        let credentials = Credentials { kubeconfig: "token: s3cret".into(), token: Some("s3cret".into()) };
+        let credentials =
+            PluginCredentials { kubeconfig: "token: s3cret".into(), token: Some("s3cret".into()) };
         assert!(!format!("{credentials:?}").contains("s3cret"));
     }
 }

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use cni_core::plugin_event;
 
-use crate::cluster::own::{Lookup, OwnPod};
+use crate::cluster::own::{OwnDaemonSet, OwnPod};
 use crate::conflist::PLUGIN_TYPE;
 use crate::install::conflist_edits::{self, Edit, Leftover};
 use crate::install::disk::{self, DiskError};
@@ -28,16 +28,16 @@ pub enum Departure {
 /// that stays without credentials would fail every pod of the node. Where the plugin has credentials of its own and these work, only the agent's
 /// pod is gone, as after a forced deletion. An agent that never had the right to ask goes by what it can see of its own pod.
 #[must_use]
-pub const fn decide(lookup: &Lookup) -> Departure {
+pub const fn decide(lookup: &OwnDaemonSet) -> Departure {
     match lookup {
-        Lookup::Present { deleting: true, .. } => Departure::Remove("the DaemonSet is being deleted"),
-        Lookup::Present { wants_node: false, .. } => {
+        OwnDaemonSet::Present { deleting: true, .. } => Departure::Remove("the DaemonSet is being deleted"),
+        OwnDaemonSet::Present { wants_node: false, .. } => {
             Departure::Remove("the DaemonSet no longer wants this node")
         }
-        Lookup::Present { .. } => Departure::Stay("the DaemonSet exists; another agent takes over"),
-        Lookup::Absent => Departure::Remove("the DaemonSet does not exist"),
-        Lookup::Denied { plugin_works, pod } => without_asking(*plugin_works, *pod),
-        Lookup::Unreachable(_) => Departure::Stay("the API server does not respond"),
+        OwnDaemonSet::Present { .. } => Departure::Stay("the DaemonSet exists; another agent takes over"),
+        OwnDaemonSet::Absent => Departure::Remove("the DaemonSet does not exist"),
+        OwnDaemonSet::Denied { plugin_works, pod } => without_asking(*plugin_works, *pod),
+        OwnDaemonSet::Unreachable(_) => Departure::Stay("the API server does not respond"),
     }
 }
 
@@ -235,14 +235,14 @@ mod tests {
 
     #[test]
     fn an_upgrade_and_a_removal_are_distinguished() {
-        let present = |deleting, wants_node| Lookup::Present { deleting, wants_node };
-        let stays = |lookup: Lookup| matches!(decide(&lookup), Departure::Stay(_));
-        let denied = |plugin_works, pod| Lookup::Denied { plugin_works, pod };
+        let present = |deleting, wants_node| OwnDaemonSet::Present { deleting, wants_node };
+        let stays = |lookup: OwnDaemonSet| matches!(decide(&lookup), Departure::Stay(_));
+        let denied = |plugin_works, pod| OwnDaemonSet::Denied { plugin_works, pod };
         assert!(stays(present(false, true)));
         assert!(!stays(present(true, true)));
         assert!(!stays(present(false, false)));
-        assert!(!stays(Lookup::Absent));
-        assert!(stays(Lookup::Unreachable("timeout".into())));
+        assert!(!stays(OwnDaemonSet::Absent));
+        assert!(stays(OwnDaemonSet::Unreachable("timeout".into())));
         for pod in [OwnPod::Refused, OwnPod::Unknown] {
             assert!(!stays(denied(Some(false), pod)));
             assert!(stays(denied(Some(true), pod)));

@@ -8,10 +8,10 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
 
-use agent_socket::{Failure, Request};
+use agent_socket::{AgentRequest, RequestFailure};
 use anyhow::{anyhow, bail};
 
-use crate::install::conflist_edits::Obstacle;
+use crate::install::conflist_edits::EntryObstacle;
 use crate::install::disk::context;
 use crate::install::installer::{InstallError, Installer, Pass};
 use crate::install::leave::{self, RemovalError};
@@ -36,8 +36,8 @@ pub struct Installed {
 }
 
 /// The earlier problem, if it differs from the current one.
-fn before(reason: &Reason, obstacle: Option<&Obstacle>) -> String {
-    let is_said = |obstacle: &Obstacle| matches!(reason, Reason::Directory(now) if now == obstacle);
+fn before(reason: &Reason, obstacle: Option<&EntryObstacle>) -> String {
+    let is_said = |obstacle: &EntryObstacle| matches!(reason, Reason::Directory(now) if now == obstacle);
     obstacle
         .filter(|obstacle| !is_said(obstacle))
         .map_or_else(String::new, |obstacle| format!(" (before: {obstacle})"))
@@ -107,8 +107,8 @@ fn agent(installer: &Installer) -> Option<PathBuf> {
 /// Whether a process answers at a socket. The file of an agent that ended has no listener; and a child that an agent was about to
 /// start when it was killed holds the socket for a moment, and ends it without an answer. A silent process is a working agent.
 fn is_answered(socket: &Path) -> bool {
-    let request = Request { method: "GET", path: "/", body: &[] };
-    matches!(request.send(socket, PATIENCE, |_status| 0), Ok(_) | Err(Failure::Silent))
+    let request = AgentRequest { method: "GET", path: "/", body: &[] };
+    matches!(request.send(socket, PATIENCE, |_status| 0), Ok(_) | Err(RequestFailure::Silent))
 }
 
 /// One pass, repeated while another program writes at the same time.

@@ -20,7 +20,7 @@ const STATUS_VERSION: &str = "1.1.0";
 
 /// What the plugin is asked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Question<'a> {
+pub enum PluginQuestion<'a> {
     /// Which versions of the specification it speaks.
     Version,
     /// Whether it could serve pods with this configuration.
@@ -29,7 +29,7 @@ pub enum Question<'a> {
 
 /// Why the plugin would not serve a pod.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Refusal {
+pub enum PluginRefusal {
     /// It cannot be run, or does not answer as a plugin does.
     #[error("{path} cannot be run as a plugin: {why}", path = .path.display())]
     NoPlugin {
@@ -54,20 +54,20 @@ pub trait Ask: Send + Sync {
     ///
     /// # Errors
     /// It would not serve a pod.
-    fn ask(&self, path: &Path, question: Question<'_>) -> Result<(), Refusal>;
+    fn ask(&self, path: &Path, question: PluginQuestion<'_>) -> Result<(), PluginRefusal>;
 }
 
 /// The plugin as a program of this machine.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Program;
+pub struct PluginProgram;
 
-impl Ask for Program {
-    fn ask(&self, path: &Path, question: Question<'_>) -> Result<(), Refusal> {
+impl Ask for PluginProgram {
+    fn ask(&self, path: &Path, question: PluginQuestion<'_>) -> Result<(), PluginRefusal> {
         let (command, input) = match question {
-            Question::Version => ("VERSION", json!({"cniVersion": STATUS_VERSION}).to_string()),
-            Question::Status(conf) => ("STATUS", status_input(conf)),
+            PluginQuestion::Version => ("VERSION", json!({"cniVersion": STATUS_VERSION}).to_string()),
+            PluginQuestion::Status(conf) => ("STATUS", status_input(conf)),
         };
-        let no_plugin = |why: String| Refusal::NoPlugin { path: path.to_owned(), why };
+        let no_plugin = |why: String| PluginRefusal::NoPlugin { path: path.to_owned(), why };
         let (status, output) = run(path, command, &input).map_err(|error| no_plugin(error.to_string()))?;
         let answer: Option<Value> = serde_json::from_str(&output).ok();
         if !status.success() {
@@ -78,10 +78,10 @@ impl Ask for Program {
         }
         let speaks = || answer.as_ref().and_then(|answer| answer["supportedVersions"].as_array());
         match question {
-            Question::Version if speaks().is_none_or(Vec::is_empty) => {
+            PluginQuestion::Version if speaks().is_none_or(Vec::is_empty) => {
                 Err(no_plugin("VERSION names no version of the specification".to_owned()))
             }
-            Question::Version | Question::Status(_) => Ok(()),
+            PluginQuestion::Version | PluginQuestion::Status(_) => Ok(()),
         }
     }
 }
@@ -99,14 +99,14 @@ fn status_input(conf: &str) -> String {
 
 /// An error object, unless it is about the kernel: what this container may do, and which programs it has, is not what the runtime's
 /// plugin may do.
-fn judge(error: &Value) -> Result<(), Refusal> {
+fn judge(error: &Value) -> Result<(), PluginRefusal> {
     let code = error["code"].as_u64().unwrap_or_default();
     if code == u64::from(Code::LimitedConnectivity.number()) {
         return Ok(());
     }
     let text = |key: &str| error[key].as_str().filter(|text| !text.is_empty()).map(str::to_owned);
     let message = [text("msg"), text("details")].into_iter().flatten().collect::<Vec<_>>().join("; ");
-    Err(Refusal::Refused { code, message })
+    Err(PluginRefusal::Refused { code, message })
 }
 
 /// Runs a program with nothing in its environment but the command and that the agent asks, and returns how it ended and what it printed.
@@ -124,18 +124,18 @@ mod tests {
     use std::fs;
     use std::os::unix::fs::PermissionsExt;
 
-    fn asked(script: &str, question: Question<'_>) -> Result<(), String> {
+    fn asked(script: &str, question: PluginQuestion<'_>) -> Result<(), String> {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("istio-cni");
         fs::write(&path, script).expect("writes");
         fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("sets the mode");
-        Program.ask(&path, question).map_err(|refusal| refusal.to_string())
+        PluginProgram.ask(&path, question).map_err(|refusal| refusal.to_string())
     }
 
     #[test]
     fn a_program_that_is_not_a_plugin_is_rejected() {
         let speaks = "#!/bin/sh\necho '{\"supportedVersions\":[\"1.1.0\"]}'\n";
-        assert_eq!(asked(speaks, Question::Version), Ok(()));
+        assert_eq!(asked(speaks, PluginQuestion::Version), Ok(()));
         for (other, why) in [
             ("", "Exec format error"),
             ("#!/bin/sh\n", "names no version"),
@@ -143,7 +143,7 @@ mod tests {
             ("#!/bin/sh\nexit 3\n", "VERSION ended with exit status: 3"),
             ("#!/nonexistent\n", "No such file"),
         ] {
-            let error = asked(other, Question::Version).expect_err("no plugin");
+            let error = asked(other, PluginQuestion::Version).expect_err("no plugin");
             assert!(error.contains(why) && error.contains("/istio-cni cannot be run as a plugin"), "{error}");
         }
     }
@@ -154,23 +154,23 @@ mod tests {
             format!("#!/bin/sh\necho '{{\"code\":{code},\"msg\":\"no\",\"details\":\"do\"}}'\nexit 1\n")
         };
         assert_eq!(
-            asked(&answers(50), Question::Status("{}")),
+            asked(&answers(50), PluginQuestion::Status("{}")),
             Err("the installed plugin refuses to work (code 50): no; do".to_owned())
         );
-        assert_eq!(asked(&answers(51), Question::Status("{}")), Ok(()));
+        assert_eq!(asked(&answers(51), PluginQuestion::Status("{}")), Ok(()));
     }
 
     #[test]
     fn it_is_asked_as_a_runtime_asks() {
         let echo = "#!/bin/sh\nread conf\nprintf '{\"code\":7,\"msg\":\"%s %s\"}' \"$(env | grep -c .)\" \"$CNI_COMMAND $(echo \"$conf\" | tr -d '\"')\"\nexit 1\n";
         let said =
-            asked(echo, Question::Status(r#"{"cniVersion":"0.3.1","name":"n"}"#)).expect_err("says it");
+            asked(echo, PluginQuestion::Status(r#"{"cniVersion":"0.3.1","name":"n"}"#)).expect_err("says it");
         assert!(said.contains("STATUS {agent_host_network:true,cniVersion:1.1.0,name:n}"), "{said}");
     }
 
     #[test]
     fn an_endless_answer_is_cut_off() {
-        let error = asked("#!/bin/sh\nexec yes\n", Question::Version).expect_err("no plugin");
+        let error = asked("#!/bin/sh\nexec yes\n", PluginQuestion::Version).expect_err("no plugin");
         assert!(error.contains("cannot be run as a plugin"), "{error}");
     }
 }

@@ -16,7 +16,7 @@ use tokio::sync::Notify;
 
 use crate::install::installer::Installer;
 use crate::install::plugin_token::PluginToken;
-use crate::settings::Identity;
+use crate::settings::ControllerIdentity;
 
 /// How often the API server is asked although nothing has happened, on average: the agents of many nodes must not all ask together.
 pub const INTERVAL: Duration = Duration::from_secs(420);
@@ -142,7 +142,7 @@ impl PluginHealth {
     }
 
     /// The pod to ask for, and how often the credentials changed before.
-    fn question(&self, identity: &Identity) -> (PodName, u64) {
+    fn question(&self, identity: &ControllerIdentity) -> (PodName, u64) {
         let state = lock(&self.state);
         (state.pod.clone().unwrap_or_else(|| own_pod(identity)), state.changes)
     }
@@ -162,7 +162,7 @@ impl PluginHealth {
 }
 
 /// The agent's own pod; where it does not know it, one that need not exist.
-fn own_pod(identity: &Identity) -> PodName {
+fn own_pod(identity: &ControllerIdentity) -> PodName {
     let or =
         |text: &str, otherwise: &str| if text.is_empty() { otherwise.to_owned() } else { text.to_owned() };
     PodName { namespace: or(&identity.namespace, "default"), name: or(&identity.pod, &identity.daemon_set) }
@@ -205,7 +205,7 @@ impl From<Result<(), PodError>> for Answer {
 pub struct AccessChecker {
     pub(crate) health: Arc<PluginHealth>,
     pub(crate) installer: Arc<Installer>,
-    pub(crate) identity: Identity,
+    pub(crate) identity: ControllerIdentity,
     pub(crate) token: Arc<PluginToken>,
 }
 
@@ -307,7 +307,7 @@ mod tests {
     #[test]
     fn the_pod_that_could_not_be_read_is_asked_for_until_it_can() {
         let health = PluginHealth::default();
-        let identity = Identity {
+        let identity = ControllerIdentity {
             namespace: "mesh".into(),
             pod: "agent".into(),
             node: String::new(),
@@ -324,7 +324,7 @@ mod tests {
         assert_eq!(asked_for(), "shop/cart");
         health.note(&Answer::Served, 0);
         assert_eq!(asked_for(), "mesh/agent");
-        let unknown = Identity { namespace: String::new(), pod: String::new(), ..identity };
+        let unknown = ControllerIdentity { namespace: String::new(), pod: String::new(), ..identity };
         assert_eq!(own_pod(&unknown), PodName { namespace: "default".into(), name: "agents".into() });
     }
 

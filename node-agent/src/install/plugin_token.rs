@@ -17,7 +17,7 @@ use tokio::sync::{Notify, watch};
 use crate::cluster::token::{self, Granted, TokenError};
 use crate::cluster::{ApiHandle, warning};
 use crate::metrics::Metrics;
-use crate::settings::{Identity, PluginAccount};
+use crate::settings::{ControllerIdentity, PluginAccount};
 
 /// How much of its time a token has to have left to be of use where none is requested.
 const LEAST_LEFT: Duration = Duration::from_secs(60);
@@ -143,7 +143,7 @@ impl Default for PluginToken {
 impl PluginToken {
     /// For the plugin's account, if it has one.
     #[must_use]
-    pub fn new(account: &PluginAccount, identity: &Identity) -> Self {
+    pub fn new(account: &PluginAccount, identity: &ControllerIdentity) -> Self {
         let is_known = !account.name.is_empty() && !identity.namespace.is_empty();
         let subject =
             is_known.then(|| format!("system:serviceaccount:{}:{}", identity.namespace, account.name));
@@ -152,7 +152,7 @@ impl PluginToken {
 
     /// For a program that requests none.
     #[must_use]
-    pub fn unasked(account: &PluginAccount, identity: &Identity) -> Self {
+    pub fn unasked(account: &PluginAccount, identity: &ControllerIdentity) -> Self {
         Self { source: Mutex::new(TokenSource::Unasked), ..Self::new(account, identity) }
     }
 

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use controller_runtime::lock;
 
-use crate::install::conflist_edits::Obstacle;
-use crate::install::plugin::Refusal;
+use crate::install::conflist_edits::EntryObstacle;
+use crate::install::plugin::PluginRefusal;
 
 /// Why the agent is not ready.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -29,10 +29,10 @@ pub enum Reason {
     Changed(PathBuf),
     /// The installed plugin would not serve pods.
     #[error("{0}")]
-    Plugin(Refusal),
+    Plugin(PluginRefusal),
     /// The runtime would not call the plugin, or with other orders.
     #[error("{0}")]
-    Directory(Obstacle),
+    Directory(EntryObstacle),
 }
 
 /// The state of the agent's loop; the node's files are read separately.

@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use settings_cli::ParsedArgs;
 
 use crate::settings::table::{Key, SETTINGS};
-use crate::settings::{self, Problem, Settings};
+use crate::settings::{self, SettingProblem, Settings};
 
 /// The settings that are read from the folder, whenever it changes. If a folder is set, the environment does not count for them: it may be
 /// an earlier version of the same ConfigMap.
@@ -43,7 +43,7 @@ type Files = BTreeMap<String, String>;
 
 /// Where settings come from.
 #[derive(Debug)]
-pub struct Sources {
+pub struct SettingsFiles {
     given: ParsedArgs,
     env: Vec<(String, String)>,
     folder: Option<PathBuf>,
@@ -60,7 +60,7 @@ pub struct Reading {
     pub reloader: Option<Reloader>,
 }
 
-impl Sources {
+impl SettingsFiles {
     /// A command line and an environment, which may name a folder.
     #[must_use]
     pub fn new(given: ParsedArgs, env: Vec<(String, String)>) -> Self {
@@ -72,14 +72,14 @@ impl Sources {
     ///
     /// # Errors
     /// Everything wrong with them, together.
-    pub fn read(self) -> Result<Reading, Vec<Problem>> {
+    pub fn read(self) -> Result<Reading, Vec<SettingProblem>> {
         let Some(folder) = &self.folder else {
             let (settings, notices) = Settings::read(&self.given, &self.env)?;
             return Ok(Reading { settings, notices, reloader: None });
         };
         let files = folder::read(folder).map_err(|error| {
             let (origin, value) = ("SETTINGS_DIR".to_owned(), Some(folder.display().to_string()));
-            vec![Problem { origin, value, reason: format!("cannot be read: {error}") }]
+            vec![SettingProblem { origin, value, reason: format!("cannot be read: {error}") }]
         })?;
         let mut reloader =
             Reloader { sources: self, at_start: files.clone(), last: Ok(files.clone()), noticed: Vec::new() };
@@ -90,7 +90,7 @@ impl Sources {
     }
 
     /// The settings with what the folder held.
-    fn with(&self, files: &Files) -> Result<(Settings, Vec<String>), Vec<Problem>> {
+    fn with(&self, files: &Files) -> Result<(Settings, Vec<String>), Vec<SettingProblem>> {
         let known = |name: &str| SETTINGS.iter().any(|setting| setting.env.contains(&name));
         let of_environment = self.env.iter().filter(|(name, _)| !is_reloaded(name)).cloned();
         // Names that are not settings are passed on, so that a misspelt one is noticed.
@@ -137,7 +137,7 @@ pub enum Reload {
 /// Reads the folder repeatedly.
 #[derive(Debug)]
 pub struct Reloader {
-    sources: Sources,
+    sources: SettingsFiles,
     at_start: Files,
     /// What was read last, or why it could not be read.
     last: Result<Files, String>,
@@ -159,10 +159,9 @@ impl Reloader {
         }
         self.last.clone_from(&now);
         let read = now.and_then(|files| {
-            let (settings, notices) = self
-                .sources
-                .with(&files)
-                .map_err(|problems| problems.iter().map(Problem::to_string).collect::<Vec<_>>().join("; "))?;
+            let (settings, notices) = self.sources.with(&files).map_err(|problems| {
+                problems.iter().map(SettingProblem::to_string).collect::<Vec<_>>().join("; ")
+            })?;
             accept(&settings).map(|()| (settings, self.news(&files, notices)))
         });
         match read {

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 
 use controller_runtime::{SCOPE, lock};
 
-use crate::install::conflist_edits::Obstacle;
+use crate::install::conflist_edits::EntryObstacle;
 use crate::install::disk::{self, Disk, DiskError, FileAttributes};
 
 /// The file in the run directory: what a call that was seen was made with.
@@ -25,7 +25,7 @@ pub struct SeenCalls {
 #[derive(Debug, Default)]
 struct Calls {
     /// What is open.
-    open: Option<Obstacle>,
+    open: Option<EntryObstacle>,
     /// Whether a call was seen since.
     is_seen: bool,
 }
@@ -55,9 +55,9 @@ impl SeenCalls {
 
     /// Notes what the node's files say now, and what a call proves if they leave it open ([`Plan::left_open`](crate::install::conflist_edits::Plan::left_open)).
     /// Returns whether a call was seen since they leave this open.
-    pub fn note(&self, obstacle: Option<&Obstacle>, left_open: Option<String>) -> bool {
+    pub fn note(&self, obstacle: Option<&EntryObstacle>, left_open: Option<String>) -> bool {
         // The agent restores the entry, and the files around it are what they were.
-        if obstacle.is_some_and(Obstacle::is_of_entry) {
+        if obstacle.is_some_and(EntryObstacle::is_of_entry) {
             return self.was_seen();
         }
         let mut kept = lock(&self.kept);
@@ -73,7 +73,7 @@ impl SeenCalls {
         lock(&self.calls).is_seen
     }
 
-    fn note_open(&self, open: Option<&Obstacle>) {
+    fn note_open(&self, open: Option<&EntryObstacle>) {
         let mut calls = lock(&self.calls);
         if calls.open.as_ref() != open {
             *calls = Calls { open: open.cloned(), is_seen: false };
@@ -126,8 +126,8 @@ mod tests {
         SeenCalls::new(Arc::new(Real), folder.join(FILE_NAME))
     }
 
-    fn open(file: &str) -> Obstacle {
-        Obstacle::Uncalled(Uncalled::Standalone(file.to_owned()))
+    fn open(file: &str) -> EntryObstacle {
+        EntryObstacle::Uncalled(Uncalled::Standalone(file.to_owned()))
     }
 
     fn note(agent: &SeenCalls, files: &str) -> bool {
@@ -176,7 +176,7 @@ mod tests {
     #[test]
     fn an_entry_that_the_agent_restores_changes_nothing() {
         let folder = tempfile::tempdir().expect("a folder");
-        let missing = Obstacle::Missing("a.conf".to_owned());
+        let missing = EntryObstacle::Missing("a.conf".to_owned());
         let first = agent(folder.path());
         note(&first, "files");
         first.see();

@@ -11,11 +11,11 @@ use std::time::Instant;
 use cni_core::logs::{CALLED, PodSource, READER};
 use cni_core::wire::Code;
 use controller_runtime::lock;
-use controller_runtime::serve::{self, Answer, BodyError, handler};
+use controller_runtime::serve::{self, BodyError, HttpResponse, handler};
 use controller_runtime::supervisor::Supervisor;
 use hyper::body::Incoming;
 use hyper::{Method, Request, StatusCode};
-use logging::Entry;
+use logging::LogEntry;
 use reasons::{AgentReason, EventReason, PodState};
 use redirect_core::pod::SkipReason;
 use serde_json::Value;
@@ -43,12 +43,12 @@ const OUTCOMES: [AgentReason; 4] =
 const SCOPE: &str = "cni-plugin";
 
 /// What is learnt from calls of the plugin.
-pub type Known = (Arc<SeenCalls>, Arc<DropInReader>, Arc<PluginHealth>);
+pub type LearntCalls = (Arc<SeenCalls>, Arc<DropInReader>, Arc<PluginHealth>);
 
 /// What is done with the lines.
 pub struct Receiver {
     metrics: Arc<Metrics>,
-    emit: Box<dyn Fn(&Entry) + Send + Sync>,
+    emit: Box<dyn Fn(&LogEntry) + Send + Sync>,
     bucket: Mutex<Bucket>,
     reasons: Mutex<BTreeSet<(AgentReason, String)>>,
     calls: Arc<SeenCalls>,
@@ -80,8 +80,8 @@ impl Receiver {
     #[must_use]
     pub fn new(
         metrics: Arc<Metrics>,
-        (calls, reader, plugin): Known,
-        emit: Box<dyn Fn(&Entry) + Send + Sync>,
+        (calls, reader, plugin): LearntCalls,
+        emit: Box<dyn Fn(&LogEntry) + Send + Sync>,
     ) -> Self {
         let bucket = Mutex::new(Bucket { left: BURST, filled: Instant::now() });
         Self { metrics, emit, bucket, reasons: Mutex::default(), calls, reader, plugin }
@@ -95,20 +95,20 @@ impl Receiver {
         };
         let mut bucket = lock(&self.bucket);
         for line in lines {
-            match Entry::from_json(&line) {
+            match LogEntry::from_json(&line) {
                 None => self.count(AgentReason::Malformed),
                 Some(entry) if is_call(&entry) => self.note_call(&entry),
                 Some(_) if !bucket.take(now) => self.count(AgentReason::OverRate),
                 Some(entry) => {
                     self.count(AgentReason::Accepted);
                     self.measure(&entry);
-                    (self.emit)(&Entry { scope: Some(SCOPE.to_owned()), ..entry });
+                    (self.emit)(&LogEntry { scope: Some(SCOPE.to_owned()), ..entry });
                 }
             }
         }
     }
 
-    fn note_call(&self, entry: &Entry) {
+    fn note_call(&self, entry: &LogEntry) {
         self.calls.see();
         let reader = entry.labels.iter().find(|(name, _)| name == READER);
         if let Some(id) = reader.and_then(|(_, id)| id.as_u64()) {
@@ -121,7 +121,7 @@ impl Receiver {
     }
 
     /// Takes the line that a plugin logs at the end of each ADD.
-    fn measure(&self, entry: &Entry) {
+    fn measure(&self, entry: &LogEntry) {
         let label = |key: &str| entry.labels.iter().find(|(name, _)| name == key).map(|(_, value)| value);
         let text = |key: &str| label(key).and_then(Value::as_str).unwrap_or_default();
         let seconds = text("ms").split(' ').find_map(|part| part.strip_prefix("total:")?.parse::<f64>().ok());
@@ -171,7 +171,7 @@ impl Receiver {
     }
 
     /// Answers one request.
-    pub async fn answer(self: Arc<Self>, request: Request<Incoming>) -> Answer {
+    pub async fn answer(self: Arc<Self>, request: Request<Incoming>) -> HttpResponse {
         if request.uri().path() != "/log" {
             return serve::text(StatusCode::NOT_FOUND, "only /log is here\n");
         }
@@ -188,7 +188,7 @@ impl Receiver {
 }
 
 /// Whether a line is nothing but the plugin's notice that a runtime calls it.
-fn is_call(entry: &Entry) -> bool {
+fn is_call(entry: &LogEntry) -> bool {
     entry.labels.iter().any(|(name, _)| name == CALLED)
 }
 
@@ -198,7 +198,7 @@ fn is_word(reason: &str) -> bool {
 }
 
 /// The event about a pod that a plugin did not redirect because rules do not bind it.
-fn event_about_sandboxed(entry: &Entry) -> Option<EventMessage> {
+fn event_about_sandboxed(entry: &LogEntry) -> Option<EventMessage> {
     let label = |key: &str| entry.labels.iter().find(|(name, _)| name == key)?.1.as_str();
     if label("reason") != Some(SkipReason::SandboxedRuntime.word())
         || label("decision").and_then(AgentReason::of) != Some(AgentReason::Skip)
@@ -222,13 +222,13 @@ fn event_about_sandboxed(entry: &Entry) -> Option<EventMessage> {
 pub fn start(
     run: &Path,
     metrics: Arc<Metrics>,
-    logs: Option<logging::Handle>,
+    logs: Option<logging::LogHandle>,
     connection: Arc<ApiHandle>,
-    known: Known,
+    known: LearntCalls,
     tasks: Supervisor,
 ) -> anyhow::Result<PluginSocket> {
     let events = EventPublisher::start("events of plugins", connection, metrics.clone(), &tasks);
-    let emit = move |entry: &Entry| {
+    let emit = move |entry: &LogEntry| {
         if let Some(logs) = &logs {
             logs.emit(entry);
         }
@@ -244,10 +244,10 @@ pub fn start(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::install::conflist_edits::Obstacle;
+    use crate::install::conflist_edits::EntryObstacle;
     use crate::install::disk::Real;
     use cni_core::net_dir::Uncalled;
-    use controller_runtime::metrics::exposition::Format;
+    use controller_runtime::metrics::exposition::ScrapeFormat;
     use prometheus_client::registry::Registry;
     use std::path::PathBuf;
     use std::time::Duration;
@@ -255,7 +255,7 @@ mod tests {
     fn receiver() -> (Receiver, Registry, Arc<Mutex<Vec<String>>>) {
         let ((metrics, registry), lines) = (Metrics::new(), Arc::new(Mutex::new(Vec::new())));
         let kept = lines.clone();
-        let emit = move |entry: &Entry| kept.lock().expect("lines").push(entry.console());
+        let emit = move |entry: &LogEntry| kept.lock().expect("lines").push(entry.console());
         (Receiver::new(metrics, (calls(), reader(), Arc::default()), Box::new(emit)), registry, lines)
     }
 
@@ -284,7 +284,7 @@ mod tests {
                 "2026-11-21T07:26:50.000001Z\tinfo\tcni-plugin\tredirected\tdecision=redirect ms=\"pod:4.2 total:10.6\" pod=a/b source=agent"
             ]
         );
-        let text = Format::Text.write(&registry);
+        let text = ScrapeFormat::Text.write(&registry);
         assert!(text.contains("istio_cni_log_entries_total{result=\"malformed\"} 2\n"), "{text}");
         assert!(text.contains("istio_cni_plugin_add_total{outcome=\"redirect\",reason=\"\"} 1\n"), "{text}");
         assert!(text.contains("istio_cni_plugin_pods_total{source=\"agent\"} 1\n"), "{text}");
@@ -301,7 +301,7 @@ mod tests {
         let fail = ADD.replace("\"redirect\"", "\"fail\",\"code\":110").replace("total:10.6", "total:nan");
         let enrol = ADD.replace("\"redirect\"", "\"enrol\"");
         receiver.take(&body(&[&skip, &fail, &enrol]), Instant::now());
-        let text = Format::Text.write(&registry);
+        let text = ScrapeFormat::Text.write(&registry);
         assert!(text.contains("{outcome=\"skip\",reason=\"no_proxy\"} 1\n"), "{text}");
         assert!(text.contains("{outcome=\"fail\",reason=\"110\"} 1\n"), "{text}");
         assert!(text.contains("{outcome=\"enrol\",reason=\"\"} 1\n"), "{text}");
@@ -317,18 +317,18 @@ mod tests {
             (calls.clone(), reader(), Arc::default()),
             Box::new(|entry| assert_ne!(entry.message, "called")),
         );
-        let open = |file: &str| Obstacle::Uncalled(Uncalled::Standalone(file.to_owned()));
+        let open = |file: &str| EntryObstacle::Uncalled(Uncalled::Standalone(file.to_owned()));
         let called =
             ADD.replace("redirected", "called").replace("\"decision\":\"redirect\"", "\"called\":\"STATUS\"");
         let other = ADD.replace("\"decision\":\"redirect\",", "");
         for (line, is_seen) in [(ADD, true), (&called, true), (&other, false), ("{}", false)] {
-            let note = |obstacle: Option<&Obstacle>| calls.note(obstacle, None);
+            let note = |obstacle: Option<&EntryObstacle>| calls.note(obstacle, None);
             note(Some(&open("a.conf")));
             note(None);
             assert!(!note(Some(&open("a.conf"))), "it counts from when the files left it open");
             receiver.take(&body(&[line]), Instant::now());
             assert_eq!(note(Some(&open("a.conf"))), is_seen, "{line}");
-            let missing = Obstacle::Missing("a.conf".to_owned());
+            let missing = EntryObstacle::Missing("a.conf".to_owned());
             assert_eq!(note(Some(&missing)), is_seen, "the agent restores its entry");
             assert!(!note(Some(&open("b.conf"))), "of another file nothing was seen");
         }
@@ -360,7 +360,7 @@ mod tests {
         let now = Instant::now();
         receiver.take(&body(&[ADD; 6000]), now);
         assert_eq!(lines.lock().expect("lines").len(), 5000);
-        assert!(Format::Text.write(&registry).contains("{result=\"over_rate\"} 1000\n"));
+        assert!(ScrapeFormat::Text.write(&registry).contains("{result=\"over_rate\"} 1000\n"));
         receiver.take(&body(&[ADD; 1500]), now + Duration::from_secs(1));
         assert_eq!(lines.lock().expect("lines").len(), 6000);
     }
@@ -374,7 +374,7 @@ mod tests {
         for count in 0..1000 {
             receiver.add(AgentReason::Fail, &format!("x{count}"), None);
         }
-        let text = Format::Text.write(&registry);
+        let text = ScrapeFormat::Text.write(&registry);
         assert!(
             text.contains("istio_cni_plugin_add_total{outcome=\"skip\",reason=\"no_proxy\"} 2\n"),
             "{text}"

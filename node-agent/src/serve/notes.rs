@@ -137,14 +137,14 @@ impl<'t> Scraped<'t> {
 mod tests {
     use super::*;
     use crate::metrics::Metrics;
-    use controller_runtime::metrics::exposition::Format;
+    use controller_runtime::metrics::exposition::ScrapeFormat;
     use prometheus_client::registry::Registry;
     use reasons::AgentReason::{Granted, Refused};
     use reasons::ObstacleKind;
 
     /// Without what is about this process, which runs other tests as well.
     fn scraped(registry: &Registry) -> String {
-        let text = Format::Text.write(registry);
+        let text = ScrapeFormat::Text.write(registry);
         text.lines().filter(|line| !line.starts_with("process_")).map(|line| format!("{line}\n")).collect()
     }
 

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cni_core::plugin_event::{ADD_PATH, GivenPod, POD_PATH, PodRequest, SOCKET_NAME};
-use controller_runtime::serve::{self, Answer, handler};
+use controller_runtime::serve::{self, HttpResponse, handler};
 use controller_runtime::supervisor::Supervisor;
 use hyper::body::Incoming;
 use hyper::{Method, Request, StatusCode};
@@ -57,7 +57,7 @@ impl PluginRequests {
         PluginSocket::start("plugin event socket", (&paths.run, SOCKET_NAME), metrics, tasks, answer)
     }
 
-    async fn answer(self: Arc<Self>, request: Request<Incoming>) -> Answer {
+    async fn answer(self: Arc<Self>, request: Request<Incoming>) -> HttpResponse {
         let path = request.uri().path();
         let adds = self.adds.as_ref().filter(|_| path == ADD_PATH);
         if adds.is_none() && path != POD_PATH {

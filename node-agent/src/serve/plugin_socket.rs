@@ -114,7 +114,7 @@ impl Peers {
     }
 }
 
-impl serve::Listener for Peers {
+impl serve::Acceptor for Peers {
     type Stream = UnixStream;
 
     async fn next(&self) -> io::Result<UnixStream> {

@@ -4,9 +4,9 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use anyhow::Context as _;
-use controller_runtime::metrics::exposition::Format;
+use controller_runtime::metrics::exposition::ScrapeFormat;
 use controller_runtime::metrics::gauged;
-use controller_runtime::serve::{self, Answer, BodyError, handler, healthz, only, text};
+use controller_runtime::serve::{self, BodyError, HttpResponse, handler, healthz, only, text};
 use controller_runtime::supervisor::Supervisor;
 use controller_runtime::{SCOPE, lock};
 use hyper::body::Incoming;
@@ -59,7 +59,7 @@ pub struct AgentContext {
     /// Which of its changes of readiness were reported.
     pub transitions: Mutex<Transitions>,
     /// Logging, to be changed at run time; none in tests.
-    pub logs: Option<logging::Handle>,
+    pub logs: Option<logging::LogHandle>,
     /// Without one of these tasks the agent is neither healthy nor ready.
     pub tasks: Supervisor,
 }
@@ -106,7 +106,7 @@ impl AgentContext {
     /// The pods that run, a line for each data plane; those that are held for plugins; and what alerts are about.
     fn words(&self) -> String {
         let ambient = self.ambient.as_ref().map(|ambient| ambient.words() + "\n");
-        let notes = notes::of_metrics(&Format::Text.write(&self.registry));
+        let notes = notes::of_metrics(&ScrapeFormat::Text.write(&self.registry));
         let (pods, held) = (self.summary.words(Instant::now()), self.held_words());
         format!("{pods}\n{}{held}\n{notes}", ambient.unwrap_or_default())
     }
@@ -126,7 +126,7 @@ impl AgentContext {
     }
 
     /// Port 8000.
-    pub async fn health(self: Arc<Self>, request: Request<Incoming>) -> Answer {
+    pub async fn health(self: Arc<Self>, request: Request<Incoming>) -> HttpResponse {
         match (request.method(), request.uri().path()) {
             (&Method::GET | &Method::HEAD, "/healthz") => healthz(&self.tasks),
             (&Method::GET | &Method::HEAD, "/readyz") => {
@@ -144,7 +144,7 @@ impl AgentContext {
     }
 
     /// Port 15014.
-    pub async fn metrics(self: Arc<Self>, request: Request<Incoming>) -> Answer {
+    pub async fn metrics(self: Arc<Self>, request: Request<Incoming>) -> HttpResponse {
         match (request.method(), request.uri().path()) {
             (&Method::GET | &Method::HEAD, "/metrics") => {
                 self.summary.count(Instant::now());
@@ -158,7 +158,7 @@ impl AgentContext {
     }
 
     /// Port 9876.
-    pub async fn control(self: Arc<Self>, request: Request<Incoming>) -> Answer {
+    pub async fn control(self: Arc<Self>, request: Request<Incoming>) -> HttpResponse {
         let Some(logs) = &self.logs else {
             return text(StatusCode::NOT_FOUND, "logging is not initialized\n");
         };
@@ -223,7 +223,7 @@ fn is_verbose(request: &Request<Incoming>) -> bool {
 }
 
 /// The levels of the agent's scopes.
-fn levels(logs: &logging::Handle) -> String {
+fn levels(logs: &logging::LogHandle) -> String {
     let levels = logs.levels();
     let scopes = [logging::DEFAULT_SCOPE, "cni-agent", "cni-plugin"];
     scopes.map(|scope| format!("{scope}:{}", levels.of(scope).name())).join(",")
@@ -233,7 +233,7 @@ fn levels(logs: &logging::Handle) -> String {
 mod tests {
     use super::*;
     use crate::install::disk::Real;
-    use crate::install::plugin::Program;
+    use crate::install::plugin::PluginProgram;
     use crate::settings::Settings;
     use std::io::{Read as _, Write as _};
     use std::net::{Ipv4Addr, SocketAddr};
@@ -260,7 +260,7 @@ mod tests {
             events: EventPublisher::start("agent events", connection.clone(), metrics.clone(), &tasks),
             transitions: Mutex::default(),
             connection,
-            installer: Arc::new(Installer::new(Arc::new(Real), Arc::new(Program), settings)),
+            installer: Arc::new(Installer::new(Arc::new(Real), Arc::new(PluginProgram), settings)),
             plugin: Arc::default(),
             state: Arc::default(),
             summary: Arc::new(NodeSummary::new(metrics.clone())),

@@ -1,6 +1,6 @@
 //! Notices about valid settings: each about one that has less effect than its author hoped.
 
-use super::raw::{Origin, Raw, file_mode};
+use super::raw::{Raw, SettingOrigin, file_mode};
 use super::table::{Key, SETTINGS, Status, ValueKind};
 use super::{InstallMode, RepairAction};
 use redirect_core::settings::Misspelt;
@@ -25,10 +25,10 @@ pub(super) fn all(raw: &Raw<'_>, env: &[(String, String)]) -> Vec<String> {
             ));
         }
         match origin {
-            Origin::Env(name) if name != setting.name() => {
+            SettingOrigin::Env(name) if name != setting.name() => {
                 notices.push(format!("{name} is understood as {}", setting.name()));
             }
-            Origin::Env(_) | Origin::Flag(_) | Origin::Default(_) => {}
+            SettingOrigin::Env(_) | SettingOrigin::Flag(_) | SettingOrigin::Default(_) => {}
         }
     }
     notices.extend(exposed(raw));
@@ -52,7 +52,7 @@ fn without_effect(raw: &Raw<'_>) -> Vec<String> {
         let (row, (origin, value)) = (key.row(), raw.value(key));
         // What is off asks for nothing, unless it is on by itself.
         let asks = !row.takes.is_off(value) || row.default == "true";
-        (asks && !matches!(origin, Origin::Default(_))).then_some((origin, value))
+        (asks && !matches!(origin, SettingOrigin::Default(_))).then_some((origin, value))
     };
     let has_template = given(Key::CNI_NETWORK_CONFIG).or(given(Key::CNI_NETWORK_CONFIG_FILE)).is_some();
     let (is_chained, is_owned) = (raw.is_on(Key::CHAINED_CNI_PLUGIN), raw.is_on(Key::ISTIO_OWNED_CNI_CONFIG));

@@ -83,7 +83,7 @@ impl AgentCommand {
 /// A setting with a value that it cannot have.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{origin}: {}{reason}", .value.as_ref().map(|value| format!("{value:?}: ")).unwrap_or_default())]
-pub struct Problem {
+pub struct SettingProblem {
     /// The flag or variable.
     pub origin: String,
     /// Its value; none where it lacks one.
@@ -135,13 +135,13 @@ pub(super) fn file_mode(text: &str) -> Option<u32> {
 
 /// Where a value was given.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Origin {
+pub(super) enum SettingOrigin {
     Flag(&'static str),
     Env(&'static str),
     Default(&'static str),
 }
 
-impl std::fmt::Display for Origin {
+impl std::fmt::Display for SettingOrigin {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Flag(name) => write!(f, "flag --{name}"),
@@ -156,13 +156,13 @@ pub(super) struct Raw<'a> {
     /// Whether the API server is required.
     needs_server: bool,
     env: &'a [(String, String)],
-    problems: Vec<Problem>,
+    problems: Vec<SettingProblem>,
 }
 
 impl<'a> Raw<'a> {
     pub(super) fn new(given: &'a ParsedArgs, env: &'a [(String, String)]) -> Self {
         let needs_server = !matches!(AgentCommand::of(given), AgentCommand::Once | AgentCommand::Uninstall);
-        let problems = given.refused.iter().map(|(word, problem)| Problem {
+        let problems = given.refused.iter().map(|(word, problem)| SettingProblem {
             origin: "command line".to_owned(),
             value: Some(word.clone()),
             reason: problem.to_string(),
@@ -171,23 +171,25 @@ impl<'a> Raw<'a> {
     }
 
     /// The settings that were given, with their origins and values.
-    pub(super) fn given(&self) -> impl Iterator<Item = (&'static SettingSpec, Origin, &'a str)> {
+    pub(super) fn given(&self) -> impl Iterator<Item = (&'static SettingSpec, SettingOrigin, &'a str)> {
         SETTINGS.iter().filter_map(|row| {
             let (origin, value) = self.find(row);
-            (!matches!(origin, Origin::Default(_))).then_some((row, origin, value))
+            (!matches!(origin, SettingOrigin::Default(_))).then_some((row, origin, value))
         })
     }
 
-    fn find(&self, row: &'static SettingSpec) -> (Origin, &'a str) {
-        let flag = row.flag.and_then(|flag| Some((Origin::Flag(flag), self.given.flags.get(flag)?)));
+    fn find(&self, row: &'static SettingSpec) -> (SettingOrigin, &'a str) {
+        let flag = row.flag.and_then(|flag| Some((SettingOrigin::Flag(flag), self.given.flags.get(flag)?)));
         let variable = |name: &&'static str| {
-            self.env.iter().find(|(key, _)| key == name).map(|(_, value)| (Origin::Env(name), value))
+            self.env.iter().find(|(key, _)| key == name).map(|(_, value)| (SettingOrigin::Env(name), value))
         };
         let found = flag.or_else(|| row.env.iter().find_map(variable));
-        found.map_or((Origin::Default(row.name()), row.default), |(origin, value)| (origin, value.as_str()))
+        found.map_or((SettingOrigin::Default(row.name()), row.default), |(origin, value)| {
+            (origin, value.as_str())
+        })
     }
 
-    pub(super) fn finish(self) -> Result<(), Vec<Problem>> {
+    pub(super) fn finish(self) -> Result<(), Vec<SettingProblem>> {
         if self.problems.is_empty() { Ok(()) } else { Err(self.problems) }
     }
 
@@ -208,7 +210,7 @@ impl<'a> Raw<'a> {
             let reason =
                 "missing; the kubelet gives it to every container, and who runs this elsewhere has to set it";
             let origin = key.row().name().to_owned();
-            self.problems.push(Problem { origin, value: None, reason: reason.to_owned() });
+            self.problems.push(SettingProblem { origin, value: None, reason: reason.to_owned() });
         }
         value
     }
@@ -340,7 +342,7 @@ impl<'a> Raw<'a> {
                 let (origin, reason) = text.split_once(": ").unwrap_or(("logging", &text));
                 let is_variable = level.is_some() && origin.ends_with(LEVEL_FLAG);
                 let origin = if is_variable { Key::LOG_OUTPUT_LEVEL.row().name() } else { origin };
-                Problem { origin: origin.to_owned(), value: None, reason: reason.to_owned() }
+                SettingProblem { origin: origin.to_owned(), value: None, reason: reason.to_owned() }
             }));
             logging::Config::default()
         });
@@ -351,15 +353,18 @@ impl<'a> Raw<'a> {
     /// Notes that a setting cannot have its value.
     pub(super) fn reject(&mut self, key: Key, reason: &str) {
         let (origin, value) = self.value(key);
-        let problem =
-            Problem { origin: origin.to_string(), value: Some(value.to_owned()), reason: reason.to_owned() };
+        let problem = SettingProblem {
+            origin: origin.to_string(),
+            value: Some(value.to_owned()),
+            reason: reason.to_owned(),
+        };
         if !self.problems.contains(&problem) {
             self.problems.push(problem);
         }
     }
 
     /// What holds for a setting, and where it was given.
-    pub(super) fn value(&self, key: Key) -> (Origin, &'a str) {
+    pub(super) fn value(&self, key: Key) -> (SettingOrigin, &'a str) {
         self.find(key.row())
     }
 }

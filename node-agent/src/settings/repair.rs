@@ -99,12 +99,12 @@ pub struct RepairSettings {
     /// The label.
     pub label: (String, String),
     /// Which pods are broken.
-    pub filter: Filter,
+    pub filter: BrokenPodFilter,
 }
 
 /// What makes a pod a broken one.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Filter {
+pub struct BrokenPodFilter {
     /// The node that it is on; empty if unknown.
     pub node: String,
     /// The labels it has.
@@ -140,7 +140,7 @@ pub(super) fn read(raw: &mut Raw<'_>) -> RepairSettings {
     RepairSettings {
         action: on.into_iter().flatten().next().filter(|_| enabled),
         label,
-        filter: Filter {
+        filter: BrokenPodFilter {
             node: first(raw, &[Key::REPAIR_NODE_NAME, Key::NODE_NAME, Key::KUBERNETES_NODE_NAME]),
             labels,
             fields,

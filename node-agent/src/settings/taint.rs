@@ -1,7 +1,7 @@
 //! Settings of the taint controllers: the agent's, which knows one node, and the cluster's.
 
 use cni_core::selector::{is_key, is_value};
-use controller_runtime::node::{Effect, NodeMarking, Taint};
+use controller_runtime::node::{NodeMarking, Taint, TaintEffect};
 
 use super::raw::Raw;
 use super::table::Key;
@@ -34,8 +34,8 @@ pub(super) fn read(raw: &mut Raw<'_>) -> TaintSettings {
             "not the value of a taint: at most 63 letters, digits, dashes, dots and underscores",
         );
     }
-    let parse = |word: &str| Effect::parse(word).ok_or("not NoSchedule, PreferNoSchedule or NoExecute");
-    let effect = raw.read(Key::TAINT_EFFECT, Effect::NoSchedule, parse);
+    let parse = |word: &str| TaintEffect::parse(word).ok_or("not NoSchedule, PreferNoSchedule or NoExecute");
+    let effect = raw.read(Key::TAINT_EFFECT, TaintEffect::NoSchedule, parse);
     let old_keys = raw.list(Key::TAINT_OLD_KEYS);
     if let Some(wrong) = old_keys.iter().find(|key| !is_key(key)) {
         let reason = format!("{wrong:?} is not the key of a taint");

@@ -3,7 +3,7 @@ use super::*;
 use cni_core::enablement::Enablement;
 use redirect_core::Family;
 use redirect_core::ambient::ProbeSources;
-use settings_cli::{Line, ParsedArgs};
+use settings_cli::{LineRequest, ParsedArgs};
 use zds::Newcomer;
 
 const REQUIRED: [(&str, &str); 2] =
@@ -18,14 +18,14 @@ fn read(args: &[&str], env: &[(&str, &str)]) -> Result<(Settings, Vec<String>), 
 
 fn words(args: &[&str]) -> ParsedArgs {
     match command_line().read(args.iter().map(Into::into)) {
-        Ok(Line::Work(words)) => words,
+        Ok(LineRequest::Work(words)) => words,
         other => panic!("{other:?}"),
     }
 }
 
 fn printed(args: &[&str]) -> String {
     match command_line().read(args.iter().map(Into::into)) {
-        Ok(Line::Print(text)) => text,
+        Ok(LineRequest::Print(text)) => text,
         other => panic!("{other:?}"),
     }
 }
@@ -77,7 +77,7 @@ fn defaults_are_those_of_the_interface() {
             "/var/run/secrets/kubernetes.io/serviceaccount"
         ]
     );
-    assert_eq!(settings.placement, Placement::Chained { pinned: None });
+    assert_eq!(settings.placement, EntryPlacement::Chained { pinned: None });
     assert_eq!(settings.kubeconfig.server, "https://10.0.0.1:443");
     assert_eq!(settings.kubeconfig.mode, 0o600);
     let ca = "/var/run/secrets/kubernetes.io/serviceaccount/ca.crt";
@@ -133,7 +133,7 @@ fn flags_win_over_the_environment() {
     let env = [("MONITORING_PORT", "1"), ("CHAINED_CNI_PLUGIN", "true"), ("CNI_CONF_NAME", "a.conf")];
     let settings = settings(&["--monitoring-port=2", "--chained-cni-plugin=false"], &env);
     assert_eq!(settings.serve.monitoring, Some((None, 2)));
-    assert_eq!(settings.placement, Placement::Standalone { file: "a.conf".into() });
+    assert_eq!(settings.placement, EntryPlacement::Standalone { file: "a.conf".into() });
 }
 
 #[test]
@@ -155,14 +155,14 @@ fn a_switch_may_stand_alone() {
 
 #[test]
 fn placements_come_from_three_settings() {
-    let owned = |file: &str, pinned: Option<&str>| Placement::Owned {
+    let owned = |file: &str, pinned: Option<&str>| EntryPlacement::Owned {
         file: file.into(),
         pinned: pinned.map(Into::into),
     };
     let placement = |env: &[(&str, &str)]| settings(&[], env).placement;
     assert_eq!(
         placement(&[("CNI_CONF_NAME", "x.conflist")]),
-        Placement::Chained { pinned: Some("x.conflist".into()) }
+        EntryPlacement::Chained { pinned: Some("x.conflist".into()) }
     );
     assert_eq!(placement(&[("ISTIO_OWNED_CNI_CONFIG", "true")]), owned("02-istio-cni.conflist", None));
     let env = [
@@ -173,7 +173,7 @@ fn placements_come_from_three_settings() {
     assert_eq!(placement(&env), owned("00-a.conflist", Some("b.conf")));
     assert_eq!(
         placement(&[("CHAINED_CNI_PLUGIN", "false")]),
-        Placement::Standalone { file: "YYY-istio-cni.conf".into() }
+        EntryPlacement::Standalone { file: "YYY-istio-cni.conf".into() }
     );
 }
 
@@ -188,7 +188,7 @@ fn a_copy_of_itself_is_refused() {
 fn empty_values_mean_false_and_nought_and_are_reported() {
     let env = [("CHAINED_CNI_PLUGIN", ""), ("MONITORING_PORT", ""), ("NATIVE_NFTABLES", "")];
     let (settings, texts) = read(&[], &env).expect("settings");
-    assert_eq!(settings.placement, Placement::Standalone { file: "YYY-istio-cni.conf".into() });
+    assert_eq!(settings.placement, EntryPlacement::Standalone { file: "YYY-istio-cni.conf".into() });
     assert_eq!(settings.serve.monitoring, None);
     assert_eq!(texts.len(), 2, "{texts:?}");
     assert!(texts[0].starts_with("CHAINED_CNI_PLUGIN is set but empty, which means false or 0"), "{texts:?}");

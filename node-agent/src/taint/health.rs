@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use controller_runtime::node::{Condition, RequestedTaint};
+use controller_runtime::node::{NodeCondition, RequestedTaint};
 use reasons::ConditionReason;
 
 /// What the agent has found out about its node.
@@ -21,7 +21,7 @@ pub enum NodeHealth {
 impl NodeHealth {
     /// The node's condition for it.
     #[must_use]
-    pub fn condition(&self, of_type: &str) -> Condition {
+    pub fn condition(&self, of_type: &str) -> NodeCondition {
         let (status, reason, message) = match self {
             Self::Verified => {
                 ("True", ConditionReason::Verified, "pods of the mesh that start here are redirected")
@@ -30,7 +30,7 @@ impl NodeHealth {
             Self::ProbeFailed(why) => ("False", ConditionReason::ProbeFailed, why.as_str()),
             Self::ProbeImpossible(why) => ("Unknown", ConditionReason::ProbeImpossible, why.as_str()),
         };
-        Condition {
+        NodeCondition {
             r#type: of_type.to_owned(),
             status: status.to_owned(),
             reason: reason.to_string(),

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use controller_runtime::cluster::timestamp;
 use controller_runtime::metrics::ChangeLabels;
 use controller_runtime::node::{Node, RequestedTaint, node_reference};
-use controller_runtime::outage::Retry;
+use controller_runtime::outage::OutageRetry;
 use controller_runtime::supervisor::Unneeded;
 use controller_runtime::{ChangeError, SCOPE};
 use reasons::{AgentReason, ConditionReason, EventReason};
@@ -45,7 +45,7 @@ pub struct NodeTaintManager {
     /// The verdict, and what it meant, when the node's object was last as it should be.
     settled: Option<(NodeHealth, Option<RequestedTaint>, Instant)>,
     backoff: TaintBackoff,
-    retry: Retry,
+    retry: OutageRetry,
 }
 
 /// A redirection that was tried.
@@ -77,7 +77,7 @@ impl NodeTaintManager {
             probed: None,
             settled: None,
             backoff: TaintBackoff::default(),
-            retry: Retry::new(
+            retry: OutageRetry::new(
                 "cannot keep the node's taint and condition",
                 "the node's taint and condition are kept again",
             ),

@@ -1,7 +1,7 @@
 //! What of a pod's traffic ambient mode captures, where an operator lets the pod's owner decide.
 
 use crate::{
-    redirect::{InboundPorts, OutboundRanges, Read, Reader},
+    redirect::{InboundPorts, OutboundRanges, Read, SettingsReader},
     settings::{InputErrors, Key, NamespaceFacts, RawSettings, Setting},
     values::{Cidrs, InterfaceName, PortRange},
 };
@@ -45,13 +45,13 @@ impl CaptureScope {
     /// Reads it from settings; where something cannot be read, that is noted.
     pub(crate) fn read(raw: &RawSettings, errors: &mut InputErrors) -> Self {
         let facts = NamespaceFacts::new(&[]);
-        let mut reader = Reader::new(raw, &facts, core::mem::take(errors));
+        let mut reader = SettingsReader::new(raw, &facts, core::mem::take(errors));
         let scope = Self::read_all(&mut reader);
         *errors = reader.into_errors();
         scope
     }
 
-    fn read_all(reader: &mut Reader<'_>) -> Self {
+    fn read_all(reader: &mut SettingsReader<'_>) -> Self {
         let outbound = reader.outbound(Key::AmbientOutboundRanges).unwrap_or(OutboundRanges::All);
         let excluded = Vec::read(reader, Key::AmbientInboundExcludePorts);
         let inbound = reader.inbound(Key::AmbientInboundPorts, excluded).unwrap_or(InboundPorts::None);

@@ -14,7 +14,7 @@ const WORTHWHILE: usize = 3;
 
 /// What a set holds. Closed: who writes sets has to know every kind of key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Kind {
+pub enum SetKind {
     /// Ports.
     Ports,
     /// Addresses of a family.
@@ -24,14 +24,14 @@ pub enum Kind {
 /// Ranges of keys, in order, none touching another.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ranges {
-    kind: Kind,
+    kind: SetKind,
     ranges: Vec<(u128, u128)>,
 }
 
 impl Ranges {
     /// Ranges of keys of a kind, each by its first and last key; those that overlap or touch become one.
     #[must_use]
-    pub fn new(kind: Kind, mut all: Vec<(u128, u128)>) -> Self {
+    pub fn new(kind: SetKind, mut all: Vec<(u128, u128)>) -> Self {
         all.sort_unstable();
         let mut ranges: Vec<(u128, u128)> = Vec::with_capacity(all.len());
         for (first, last) in all {
@@ -46,12 +46,12 @@ impl Ranges {
 
     fn of_ports(ports: &[PortRange]) -> Self {
         let all = ports.iter().map(|range| (u128::from(range.first()), u128::from(range.last())));
-        Self::new(Kind::Ports, all.collect())
+        Self::new(SetKind::Ports, all.collect())
     }
 
     /// What they are ranges of.
     #[must_use]
-    pub const fn kind(&self) -> Kind {
+    pub const fn kind(&self) -> SetKind {
         self.kind
     }
 
@@ -134,7 +134,7 @@ impl<'a> Line<'a> {
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Shape<'a> {
     scope: Scope,
-    kind: Kind,
+    kind: SetKind,
     others: Vec<&'a Match>,
 }
 
@@ -192,7 +192,7 @@ fn candidate(planned: &PlannedRule) -> Option<(Shape<'_>, usize, (u128, u128))> 
 
 /// What a condition covers, as a range of keys.
 struct Span {
-    kind: Kind,
+    kind: SetKind,
     range: (u128, u128),
 }
 
@@ -201,11 +201,11 @@ impl Span {
         let Match::Destination(Equality { value, not: false }) = condition else { return None };
         Some(match value {
             IpNet::V4(net) => Self {
-                kind: Kind::Addresses(Family::V4),
+                kind: SetKind::Addresses(Family::V4),
                 range: (u128::from(u32::from(net.network())), u128::from(u32::from(net.broadcast()))),
             },
             IpNet::V6(net) => Self {
-                kind: Kind::Addresses(Family::V6),
+                kind: SetKind::Addresses(Family::V6),
                 range: (u128::from(net.network()), u128::from(net.broadcast())),
             },
         })
@@ -213,7 +213,7 @@ impl Span {
 
     fn of_port(condition: &Match) -> Option<Self> {
         let Match::DestinationPort(Equality { value, not: false }) = condition else { return None };
-        Some(Self { kind: Kind::Ports, range: (u128::from(value.first()), u128::from(value.last())) })
+        Some(Self { kind: SetKind::Ports, range: (u128::from(value.first()), u128::from(value.last())) })
     }
 }
 
@@ -224,7 +224,7 @@ mod tests {
     #[test]
     fn ranges_that_overlap_or_touch_become_one() {
         let ranges =
-            Ranges::new(Kind::Ports, [(80, 90), (85, 100), (101, 101), (7, 7), (65535, 65535)].into());
+            Ranges::new(SetKind::Ports, [(80, 90), (85, 100), (101, 101), (7, 7), (65535, 65535)].into());
         assert_eq!(ranges.ranges, [(7, 7), (80, 101), (65535, 65535)]);
     }
 

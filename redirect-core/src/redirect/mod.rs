@@ -15,4 +15,4 @@ mod unbuildable;
 pub use builder::RedirectBuilder;
 pub use fields::Redirect;
 pub use parts::{DnsCapture, Families, InboundPorts, InterceptionMode, OutboundRanges, OwnerGroups, Tproxy};
-pub(crate) use read::{Read, Reader};
+pub(crate) use read::{Read, SettingsReader};

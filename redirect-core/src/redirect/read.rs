@@ -40,7 +40,7 @@ impl Redirect {
     /// );
     /// ```
     pub fn parse(raw: &RawSettings, facts: &NamespaceFacts<'_>) -> Result<Self, InputErrors> {
-        let mut reader = Reader::new(raw, facts, InputErrors::default());
+        let mut reader = SettingsReader::new(raw, facts, InputErrors::default());
         let draft = reader.draft();
         let mut redirect = draft.validated(reader.errors, |key| Some(raw.get(key).0))?;
         redirect.notices.0 = notice::of_settings(raw, &redirect, facts);
@@ -49,13 +49,13 @@ impl Redirect {
 }
 
 /// Reads settings one by one and notes what is wrong.
-pub(crate) struct Reader<'a> {
+pub(crate) struct SettingsReader<'a> {
     raw: &'a RawSettings,
     facts: &'a NamespaceFacts<'a>,
     errors: InputErrors,
 }
 
-impl<'a> Reader<'a> {
+impl<'a> SettingsReader<'a> {
     /// For settings of a namespace with these facts, after these errors.
     pub(crate) const fn new(
         raw: &'a RawSettings,
@@ -71,7 +71,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-impl Reader<'_> {
+impl SettingsReader<'_> {
     /// Everything is read, and every error noted; where something cannot be read, a value stays that nothing is wrong with.
     fn draft(&mut self) -> Redirect {
         let families = self.families().unwrap_or(Families::V4);
@@ -252,7 +252,7 @@ macro_rules! readings {
         values { $($(#[doc = $value_doc:literal])+ $value:ident: $value_type:ident = $value_key:ident, $value_default:expr;)+ }
         lists { $($(#[doc = $list_doc:literal])+ $list:ident by $list_setter:ident: $item:ident = $list_key:ident, $list_default:expr;)+ }
     ) => {
-        impl Reader<'_> {
+        impl SettingsReader<'_> {
             /// Reads the settings that stand for themselves.
             fn fields(&mut self, draft: &mut Redirect) {
                 $(put(&mut draft.$value, Read::read(self, Key::$value_key));)+
@@ -274,24 +274,24 @@ fn put<T>(place: &mut T, read: Option<T>) {
 /// A type that stands for one setting.
 pub(crate) trait Read: Sized {
     /// Reads it; `None` where something was wrong and noted.
-    fn read(reader: &mut Reader<'_>, key: Key) -> Option<Self>;
+    fn read(reader: &mut SettingsReader<'_>, key: Key) -> Option<Self>;
 }
 
 impl Read for Port {
-    fn read(reader: &mut Reader<'_>, key: Key) -> Option<Self> {
+    fn read(reader: &mut SettingsReader<'_>, key: Key) -> Option<Self> {
         reader.value(key)
     }
 }
 
 impl Read for bool {
-    fn read(reader: &mut Reader<'_>, key: Key) -> Option<Self> {
+    fn read(reader: &mut SettingsReader<'_>, key: Key) -> Option<Self> {
         reader.raw.read(key, &mut reader.errors, parse_bool)
     }
 }
 
 /// Blanks around ports are dropped. `a:b` is a range; in an annotation also `a-b`.
 impl Read for Vec<PortRange> {
-    fn read(reader: &mut Reader<'_>, key: Key) -> Option<Self> {
+    fn read(reader: &mut SettingsReader<'_>, key: Key) -> Option<Self> {
         reader.list(key, |text, is_annotation| match text.trim() {
             "" => Err(Problem::EmptyElement),
             "*" if key.setting().star == Star::Nothing => Err(Problem::StarExcludes),
@@ -303,13 +303,13 @@ impl Read for Vec<PortRange> {
 }
 
 impl Read for Vec<InterfaceName> {
-    fn read(reader: &mut Reader<'_>, key: Key) -> Option<Self> {
+    fn read(reader: &mut SettingsReader<'_>, key: Key) -> Option<Self> {
         reader.raw.read_interfaces(key, &mut reader.errors)
     }
 }
 
 impl Read for Cidrs {
-    fn read(reader: &mut Reader<'_>, key: Key) -> Option<Self> {
+    fn read(reader: &mut SettingsReader<'_>, key: Key) -> Option<Self> {
         let ranges = reader.list(key, |text, _| match text {
             "*" if key.setting().star == Star::Nothing => Err(Problem::StarExcludes),
             _ => Cidrs::parse_one(text),

@@ -4,7 +4,7 @@ use crate::{
     options::NativeForm,
     plan::{
         DataPlane, RulePlan,
-        native::{Kind, Line, Ranges},
+        native::{Line, Ranges, SetKind},
     },
     rule::{Chain, ConnState, Direction, Equality, Match, Scope, Table, Target, TcpFlags, Tracked},
     values::{Family, InterfaceName, Mark, MaskedMark, PortRange},
@@ -161,13 +161,13 @@ fn condition_text(condition: &Match, protocol: &str) -> String {
 /// A condition that a set has taken the place of: `tcp dport { 22, 8000-8099 }`.
 fn set_text(ranges: &Ranges, protocol: &str) -> String {
     let what = match ranges.kind() {
-        Kind::Ports => format!("{protocol} dport"),
-        Kind::Addresses(Family::V4) => "ip daddr".to_string(),
-        Kind::Addresses(Family::V6) => "ip6 daddr".to_string(),
+        SetKind::Ports => format!("{protocol} dport"),
+        SetKind::Addresses(Family::V4) => "ip daddr".to_string(),
+        SetKind::Addresses(Family::V6) => "ip6 daddr".to_string(),
     };
     let key = |key: u128| match ranges.kind() {
-        Kind::Ports => key.to_string(),
-        Kind::Addresses(family) => family.address(key).to_string(),
+        SetKind::Ports => key.to_string(),
+        SetKind::Addresses(family) => family.address(key).to_string(),
     };
     let element = |(first, last): &(u128, u128)| {
         if first == last { key(*first) } else { format!("{}-{}", key(*first), key(*last)) }

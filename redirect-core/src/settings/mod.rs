@@ -19,7 +19,7 @@ pub(crate) use names::{misspelt_annotation, misspelt_proxy_variable};
 pub use notice::{IdentityCollision, Notice};
 pub use source::Source;
 pub(crate) use source::{Provenance, Sources};
-pub use table::{Key, Kind, Part, Setting, Star};
+pub use table::{Key, Part, Setting, SettingKind, Star};
 
 /// How many elements a list of a pod may have: who may create a pod may write a quarter of a megabyte of them, and the node's programs make
 /// rules of each.

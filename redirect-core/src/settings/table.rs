@@ -7,7 +7,7 @@ use alloc::borrow::Cow;
 
 /// What kind of value a setting takes: decides how a flag is written, completed and called in help.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum SettingKind {
     /// An address of a host.
     Address,
     /// A boolean; as a flag it may stand alone.
@@ -40,7 +40,7 @@ pub enum Kind {
     RouteTable,
 }
 
-impl Kind {
+impl SettingKind {
     /// What the value is called in help texts.
     #[must_use]
     pub const fn value_name(self) -> &'static str {
@@ -106,7 +106,7 @@ pub struct Setting {
     /// Variable of the pod's proxy container.
     pub proxy_env: Option<&'static str>,
     /// The kind of value.
-    pub kind: Kind,
+    pub kind: SettingKind,
     /// What `*` says.
     pub star: Star,
     /// The value if unset.
@@ -119,7 +119,7 @@ pub struct Setting {
 
 impl Setting {
     /// A row with a key, a meaning and a kind, and nothing else. A boolean is false by default.
-    const fn row(key: Key, meaning: &'static str, kind: Kind) -> Self {
+    const fn row(key: Key, meaning: &'static str, kind: SettingKind) -> Self {
         Self {
             key,
             meaning,
@@ -130,7 +130,7 @@ impl Setting {
             proxy_env: None,
             kind,
             star: Star::Refused,
-            default: if matches!(kind, Kind::Bool) { "false" } else { "" },
+            default: if matches!(kind, SettingKind::Bool) { "false" } else { "" },
             pod_default: None,
             part: Part::Plan,
         }
@@ -203,14 +203,14 @@ macro_rules! settings {
 settings! {
     ProxyPort {
         meaning: "Port the proxy listens on for outbound connections.",
-        kind: Kind::Port,
+        kind: SettingKind::Port,
         flag: Some("envoy-port"),
         short: Some('p'),
         default: "15001",
     }
     InboundCapturePort {
         meaning: "Port the proxy listens on for inbound connections.",
-        kind: Kind::Port,
+        kind: SettingKind::Port,
         flag: Some("inbound-capture-port"),
         short: Some('z'),
         env: &["INBOUND_CAPTURE_PORT"],
@@ -218,7 +218,7 @@ settings! {
     }
     InboundTunnelPort {
         meaning: "Port of tunnelled inbound connections (HBONE); it is never captured.",
-        kind: Kind::Port,
+        kind: SettingKind::Port,
         flag: Some("inbound-tunnel-port"),
         short: Some('e'),
         env: &["INBOUND_TUNNEL_PORT"],
@@ -226,27 +226,27 @@ settings! {
     }
     ProxyUid {
         meaning: "User ids exempt from capture as the proxy's, separated by commas. Where empty: the id of the user ENVOY_USER, else 1337. Of a pod, runAsUser of container istio-proxy, else of the pod; 0 counts as unset.",
-        kind: Kind::Ids,
+        kind: SettingKind::Ids,
         flag: Some("proxy-uid"),
         short: Some('u'),
         env: &["PROXY_UID"],
     }
     ProxyGid {
         meaning: "Group ids exempt from capture as the proxy's, separated by commas. Where empty: the same as the user ids. Of a pod, runAsGroup of container istio-proxy, else of the pod; 0 counts as unset.",
-        kind: Kind::Ids,
+        kind: SettingKind::Ids,
         flag: Some("proxy-gid"),
         short: Some('g'),
         env: &["PROXY_GID"],
     }
     ProxyUser {
         meaning: "Name of the proxy's user, looked up in /etc/passwd only while no user id is given.",
-        kind: Kind::Name,
+        kind: SettingKind::Name,
         env: &["ENVOY_USER"],
         default: "istio-proxy",
     }
     InterceptionMode {
         meaning: "How inbound connections reach the proxy: REDIRECT (rewritten destination, the default) or TPROXY (the client's source address is kept).",
-        kind: Kind::Choice(&["REDIRECT", "TPROXY"]),
+        kind: SettingKind::Choice(&["REDIRECT", "TPROXY"]),
         flag: Some("istio-inbound-interception-mode"),
         short: Some('m'),
         env: &["ISTIO_INBOUND_INTERCEPTION_MODE"],
@@ -255,7 +255,7 @@ settings! {
     }
     InboundPorts {
         meaning: "Inbound ports to capture: a list such as 80,8000:8099, * for all, empty for none.",
-        kind: Kind::Ports,
+        kind: SettingKind::Ports,
         flag: Some("istio-inbound-ports"),
         short: Some('b'),
         env: &["ISTIO_INBOUND_PORTS"],
@@ -265,7 +265,7 @@ settings! {
     }
     InboundExcludePorts {
         meaning: "Inbound ports not to capture; used only where all ports are captured. To what a pod's annotation lists, the proxy's own ports 15020, 15021 and 15090 are added.",
-        kind: Kind::Ports,
+        kind: SettingKind::Ports,
         flag: Some("istio-local-exclude-ports"),
         short: Some('d'),
         env: &["ISTIO_LOCAL_EXCLUDE_PORTS"],
@@ -275,7 +275,7 @@ settings! {
     }
     ExcludeInterfaces {
         meaning: "Interfaces excluded in both directions.",
-        kind: Kind::Interfaces,
+        kind: SettingKind::Interfaces,
         flag: Some("istio-exclude-interfaces"),
         short: Some('c'),
         env: &["ISTIO_EXCLUDE_INTERFACES"],
@@ -283,7 +283,7 @@ settings! {
     }
     OutboundRanges {
         meaning: "Destinations to capture: a list of ranges such as 10.0.0.0/8,fd00::/8, * for all, empty for none.",
-        kind: Kind::Ranges,
+        kind: SettingKind::Ranges,
         flag: Some("istio-service-cidr"),
         short: Some('i'),
         env: &["ISTIO_SERVICE_CIDR"],
@@ -293,7 +293,7 @@ settings! {
     }
     OutboundExcludeRanges {
         meaning: "Destinations not to capture: a list of ranges.",
-        kind: Kind::Ranges,
+        kind: SettingKind::Ranges,
         flag: Some("istio-service-exclude-cidr"),
         short: Some('x'),
         env: &["ISTIO_SERVICE_EXCLUDE_CIDR"],
@@ -302,7 +302,7 @@ settings! {
     }
     OutboundPorts {
         meaning: "Outbound ports to capture whatever the destination.",
-        kind: Kind::Ports,
+        kind: SettingKind::Ports,
         flag: Some("istio-outbound-ports"),
         short: Some('q'),
         env: &["ISTIO_OUTBOUND_PORTS"],
@@ -310,7 +310,7 @@ settings! {
     }
     OutboundExcludePorts {
         meaning: "Outbound ports not to capture, TCP and UDP.",
-        kind: Kind::Ports,
+        kind: SettingKind::Ports,
         flag: Some("istio-local-outbound-ports-exclude"),
         short: Some('o'),
         env: &["ISTIO_LOCAL_OUTBOUND_PORTS_EXCLUDE"],
@@ -320,7 +320,7 @@ settings! {
     }
     VirtualInterfaces {
         meaning: "Virtual interfaces whose inbound traffic is treated as outbound: virtual machines or containers inside the pod.",
-        kind: Kind::Interfaces,
+        kind: SettingKind::Interfaces,
         flag: Some("kube-virt-interfaces"),
         short: Some('k'),
         env: &["KUBE_VIRT_INTERFACES"],
@@ -328,7 +328,7 @@ settings! {
     }
     TproxyMark {
         meaning: "fwmark of inbound TPROXY packets.",
-        kind: Kind::Mark,
+        kind: SettingKind::Mark,
         flag: Some("istio-inbound-tproxy-mark"),
         short: Some('t'),
         env: &["ISTIO_INBOUND_TPROXY_MARK"],
@@ -336,7 +336,7 @@ settings! {
     }
     TproxyRouteTable {
         meaning: "Routing table that delivers inbound TPROXY packets locally.",
-        kind: Kind::RouteTable,
+        kind: SettingKind::RouteTable,
         flag: Some("istio-inbound-tproxy-route-table"),
         short: Some('r'),
         env: &["ISTIO_INBOUND_TPROXY_ROUTE_TABLE"],
@@ -344,153 +344,153 @@ settings! {
     }
     RedirectDns {
         meaning: "Capture DNS queries to the servers of /etc/resolv.conf, to port 15053.",
-        kind: Kind::Bool,
+        kind: SettingKind::Bool,
         flag: Some("redirect-dns"),
         env: &["REDIRECT_DNS", "ISTIO_META_DNS_CAPTURE"],
         proxy_env: Some("ISTIO_META_DNS_CAPTURE"),
     }
     CaptureAllDns {
         meaning: "With --redirect-dns: capture all queries to port 53, whatever the server.",
-        kind: Kind::Bool,
+        kind: SettingKind::Bool,
         flag: Some("capture-all-dns"),
         env: &["CAPTURE_ALL_DNS"],
     }
     DropInvalid {
         meaning: "Drop inbound TCP packets that connection tracking finds invalid.",
-        kind: Kind::Bool,
+        kind: SettingKind::Bool,
         flag: Some("drop-invalid"),
         env: &["DROP_INVALID", "INVALID_DROP"],
         proxy_env: Some("INVALID_DROP"),
     }
     StrictCapture {
         meaning: "Drop what would pass beside the proxy on a connection that was not captured: on one of the proxy's own, and on one opened over lo; program IPv6 as well, whatever the pod's addresses (docs/concepts/capture.md).",
-        kind: Kind::Bool,
+        kind: SettingKind::Bool,
         flag: Some("strict-capture"),
         env: &["STRICT_CAPTURE"],
         annotations: &["traffic.sidecar.istio.io/strictCapture"],
     }
     DualStack {
         meaning: "Program IPv6 when the pod has any IPv6 address, not only when its first address is one.",
-        kind: Kind::Bool,
+        kind: SettingKind::Bool,
         flag: Some("dual-stack"),
         env: &["DUAL_STACK", "ISTIO_DUAL_STACK"],
         proxy_env: Some("ISTIO_DUAL_STACK"),
     }
     OwnerGroups {
         meaning: "Groups whose outbound traffic is captured: ids or names of /etc/group, at most 64, * for all.",
-        kind: Kind::Groups,
+        kind: SettingKind::Groups,
         env: &["ISTIO_OUTBOUND_OWNER_GROUPS"],
         star: Star::Everything,
         default: "*",
     }
     OwnerGroupsExclude {
         meaning: "Groups whose outbound traffic is not captured; used only where all groups are captured.",
-        kind: Kind::Groups,
+        kind: SettingKind::Groups,
         env: &["ISTIO_OUTBOUND_OWNER_GROUPS_EXCLUDE"],
     }
     LoopbackRange {
         meaning: "IPv4 loopback range whose traffic the application may exchange with itself.",
-        kind: Kind::LoopbackRange,
+        kind: SettingKind::LoopbackRange,
         env: &["ISTIO_OUTBOUND_IPV4_LOOPBACK_CIDR"],
         default: "127.0.0.1/32",
     }
     ; run
     DryRun {
         meaning: "Print the plan on standard output and change nothing.",
-        kind: Kind::Bool,
+        kind: SettingKind::Bool,
         flag: Some("dry-run"),
         short: Some('n'),
         env: &["DRY_RUN"],
     }
     DryRunFile {
         meaning: "File to which a dry run also appends the plan.",
-        kind: Kind::Path,
+        kind: SettingKind::Path,
         env: &["DRY_RUN_FILE_PATH"],
     }
     ProbePort {
         meaning: "Port the validation connects to.",
-        kind: Kind::Port,
+        kind: SettingKind::Port,
         flag: Some("iptables-probe-port"),
         env: &["IPTABLES_PROBE_PORT"],
         default: "15002",
     }
     ProbeTimeout {
         meaning: "How long the validation may take, such as 500ms or 5s.",
-        kind: Kind::Duration,
+        kind: SettingKind::Duration,
         flag: Some("probe-timeout"),
         env: &["PROBE_TIMEOUT"],
         default: "5s",
     }
     TerminationLog {
         meaning: "File the validation's verdict is written to as one JSON object; the container's terminationMessagePath. Where empty, none.",
-        kind: Kind::Path,
+        kind: SettingKind::Path,
         flag: Some("termination-log"),
         env: &["TERMINATION_LOG"],
         default: "/dev/termination-log",
     }
     SkipRuleApply {
         meaning: "Do not program rules; with --run-validation: only validate.",
-        kind: Kind::Bool,
+        kind: SettingKind::Bool,
         flag: Some("skip-rule-apply"),
         env: &["SKIP_RULE_APPLY"],
     }
     RunValidation {
         meaning: "Verify redirection with test traffic; exit 126 on failure.",
-        kind: Kind::Bool,
+        kind: SettingKind::Bool,
         flag: Some("run-validation"),
         env: &["RUN_VALIDATION"],
     }
     NetworkNamespace {
         meaning: "Network namespace to work in, such as /run/netns/NAME. Where empty, the one the program runs in. Entering another needs CAP_SYS_ADMIN; files such as /etc/resolv.conf stay the program's own.",
-        kind: Kind::Path,
+        kind: SettingKind::Path,
         flag: Some("network-namespace"),
         env: &["NETWORK_NAMESPACE"],
     }
     CniMode {
         meaning: "Work as for the CNI plugin.",
-        kind: Kind::Bool,
+        kind: SettingKind::Bool,
         flag: Some("cni-mode"),
         env: &["CNI_MODE"],
     }
     Reconcile {
         meaning: "Replace rules of another configuration.",
-        kind: Kind::Bool,
+        kind: SettingKind::Bool,
         flag: Some("reconcile"),
         env: &["RECONCILE"],
     }
     CleanupOnly {
         meaning: "Remove everything an earlier run programmed, whatever its backend and settings.",
-        kind: Kind::Bool,
+        kind: SettingKind::Bool,
         flag: Some("cleanup-only"),
         env: &["CLEANUP_ONLY"],
     }
     ForceApply {
         meaning: "Program the rules again even when they are in force.",
-        kind: Kind::Bool,
+        kind: SettingKind::Bool,
         flag: Some("force-apply"),
         env: &["FORCE_APPLY"],
     }
     NativeNftables {
         meaning: "Program native nftables tables (inet istio-proxy-*) instead of iptables rules.",
-        kind: Kind::Bool,
+        kind: SettingKind::Bool,
         flag: Some("native-nftables"),
         env: &["NATIVE_NFTABLES"],
     }
     NftSets {
         meaning: "With native nftables: gather long lists of ports and ranges in sets, so that a packet's cost does not grow with them.",
-        kind: Kind::Bool,
+        kind: SettingKind::Bool,
         flag: Some("nft-sets"),
         env: &["NFT_SETS"],
     }
     ForceIptablesBinary {
         meaning: "The variant of iptables to use: legacy or nft. Where empty, the one the namespace uses already, else nft.",
-        kind: Kind::Choice(&["legacy", "nft"]),
+        kind: SettingKind::Choice(&["legacy", "nft"]),
         flag: Some("force-iptables-binary"),
         env: &["FORCE_IPTABLES_BINARY"],
     }
     Backend {
         meaning: "What programs iptables rules: netlink (one transaction, no helper program), restore (iptables-restore and ip6tables-restore), or auto: netlink, unless the kernel has no nf_tables or the namespace uses iptables-legacy.",
-        kind: Kind::Choice(&["auto", "netlink", "restore"]),
+        kind: SettingKind::Choice(&["auto", "netlink", "restore"]),
         flag: Some("backend"),
         env: &["BACKEND"],
         default: "auto",
@@ -498,50 +498,50 @@ settings! {
     ; ambient {
         Ambient {
             meaning: "Capture for ambient mode: the node's ztunnel listens in the pod's network namespace.",
-            kind: Kind::Bool,
+            kind: SettingKind::Bool,
             flag: Some("ambient"),
         }
         AmbientIpv6 {
             meaning: "Capture IPv6 as well as IPv4.",
-            kind: Kind::Bool,
+            kind: SettingKind::Bool,
             flag: Some("ipv6"),
             env: &["AMBIENT_IPV6"],
             default: "true",
         }
         AmbientDnsCapture {
             meaning: "Capture DNS queries to port 53, to ztunnel's port 15053.",
-            kind: Kind::Bool,
+            kind: SettingKind::Bool,
             flag: Some("redirect-dns"),
             env: &["AMBIENT_DNS_CAPTURE"],
         }
         AmbientDnsOverride {
             meaning: "The pod's own choice about DNS capture, which overrides the node's. Where empty, none.",
-            kind: Kind::Bool,
+            kind: SettingKind::Bool,
             flag: Some("dns-proxy"),
             annotations: &["ambient.istio.io/dns-capture"],
             default: "",
         }
         AmbientVirtualInterfaces {
             meaning: "Virtual interfaces whose inbound traffic is treated as outbound: virtual machines or containers inside the pod.",
-            kind: Kind::Interfaces,
+            kind: SettingKind::Interfaces,
             flag: Some("virtual-interfaces"),
             annotations: &["istio.io/reroute-virtual-interfaces"],
         }
         AmbientIngress {
             meaning: "Do not capture inbound connections: the pod is a gateway that clients reach from outside the mesh.",
-            kind: Kind::Bool,
+            kind: SettingKind::Bool,
             flag: Some("ingress"),
             annotations: &["ambient.istio.io/bypass-inbound-capture"],
         }
         AmbientCaptureScope {
             meaning: "Whether pods may limit by annotation what is captured of their traffic.",
-            kind: Kind::Bool,
+            kind: SettingKind::Bool,
             flag: Some("capture-scope"),
             env: &["AMBIENT_CAPTURE_SCOPE"],
         }
         AmbientOutboundRanges {
             meaning: "Destinations to capture: a list of ranges such as 10.0.0.0/8,fd00::/8, * for all, empty for none.",
-            kind: Kind::Ranges,
+            kind: SettingKind::Ranges,
             flag: Some("istio-service-cidr"),
             annotations: &["traffic.istio.io/includeOutboundIPRanges"],
             star: Star::Everything,
@@ -549,27 +549,27 @@ settings! {
         }
         AmbientOutboundExcludeRanges {
             meaning: "Destinations not to capture: a list of ranges.",
-            kind: Kind::Ranges,
+            kind: SettingKind::Ranges,
             flag: Some("istio-service-exclude-cidr"),
             annotations: &["traffic.istio.io/excludeOutboundIPRanges"],
             star: Star::Nothing,
         }
         AmbientOutboundPorts {
             meaning: "Outbound ports to capture whatever the destination.",
-            kind: Kind::Ports,
+            kind: SettingKind::Ports,
             flag: Some("istio-outbound-ports"),
             annotations: &["traffic.istio.io/includeOutboundPorts"],
         }
         AmbientOutboundExcludePorts {
             meaning: "Outbound ports not to capture, TCP and UDP.",
-            kind: Kind::Ports,
+            kind: SettingKind::Ports,
             flag: Some("istio-local-outbound-ports-exclude"),
             annotations: &["traffic.istio.io/excludeOutboundPorts"],
             star: Star::Nothing,
         }
         AmbientInboundPorts {
             meaning: "Inbound ports to capture: a list such as 80,8000:8099, * for all, empty for none. Port 15008 is never captured.",
-            kind: Kind::Ports,
+            kind: SettingKind::Ports,
             flag: Some("istio-inbound-ports"),
             annotations: &["traffic.istio.io/includeInboundPorts"],
             star: Star::Everything,
@@ -577,27 +577,27 @@ settings! {
         }
         AmbientInboundExcludePorts {
             meaning: "Inbound ports not to capture; used only where all ports are captured.",
-            kind: Kind::Ports,
+            kind: SettingKind::Ports,
             flag: Some("istio-local-exclude-ports"),
             annotations: &["traffic.istio.io/excludeInboundPorts"],
             star: Star::Nothing,
         }
         AmbientExcludeInterfaces {
             meaning: "Interfaces excluded in both directions.",
-            kind: Kind::Interfaces,
+            kind: SettingKind::Interfaces,
             flag: Some("istio-exclude-interfaces"),
             annotations: &["traffic.istio.io/excludeInterfaces"],
         }
         AmbientProbeV4 {
             meaning: "The source address that the node gives to the kubelet's probes over IPv4, so that pods' rules recognize them: one that no host has.",
-            kind: Kind::Address,
+            kind: SettingKind::Address,
             flag: Some("host-probe-snat-ip"),
             env: &["HOST_PROBE_SNAT_IP"],
             default: "169.254.7.127",
         }
         AmbientProbeV6 {
             meaning: "The same over IPv6.",
-            kind: Kind::Address,
+            kind: SettingKind::Address,
             flag: Some("host-probe-snat-ipv6"),
             env: &["HOST_PROBE_SNAT_IPV6"],
             default: "fd16:9254:7127:1337:ffff:ffff:ffff:ffff",
@@ -650,7 +650,7 @@ mod tests {
     fn a_setting_may_have_nothing_but_an_annotation() {
         let row = Setting {
             annotations: &["traffic.sidecar.istio.io/example"],
-            ..Setting::row(Key::ProxyPort, "Only pods say this.", Kind::Bool)
+            ..Setting::row(Key::ProxyPort, "Only pods say this.", SettingKind::Bool)
         };
         assert_eq!(row.name(), "traffic.sidecar.istio.io/example");
         let row = Setting { proxy_env: Some("EXAMPLE"), annotations: &[], ..row };

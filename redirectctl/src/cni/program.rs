@@ -6,14 +6,14 @@ use std::time::Duration;
 use cni_core::invoke::invoke;
 use serde_json::Value;
 
-use super::Question;
+use super::PluginRequest;
 
 /// How much of an invalid answer to show.
 const SHOWN: usize = 200;
 
 /// What the plugin answers.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Answer {
+pub enum PluginReply {
     /// All is as planned.
     AsPlanned,
     /// It is not, or the check failed.
@@ -31,19 +31,19 @@ pub enum Answer {
 ///
 /// # Errors
 /// It cannot be run, takes too long, or does not answer as a plugin does.
-pub fn ask(question: &Question, patience: Duration) -> Result<Answer, String> {
+pub fn ask(question: &PluginRequest, patience: Duration) -> Result<PluginReply, String> {
     let program = question.program.display();
     let mut command = Command::new(&question.program);
     command.env_clear().envs(&question.environment).current_dir("/");
     let (status, output) = invoke(&mut command, &question.input.to_string(), patience)
         .map_err(|error| format!("cannot run {program}: {error}"))?;
     if status.success() {
-        return Ok(Answer::AsPlanned);
+        return Ok(PluginReply::AsPlanned);
     }
     let answer: Option<Value> = serde_json::from_str(&output).ok();
     let read = answer.as_ref().and_then(|answer| {
         let text = |key: &str| answer.get(key).and_then(Value::as_str).unwrap_or_default().to_owned();
-        Some(Answer::Refused {
+        Some(PluginReply::Refused {
             code: answer.get("code")?.as_u64()?,
             message: text("msg"),
             details: text("details"),
@@ -63,12 +63,12 @@ mod tests {
     use std::fs;
     use std::os::unix::fs::PermissionsExt;
 
-    fn asked(script: &str, patience: Duration) -> Result<Answer, String> {
+    fn asked(script: &str, patience: Duration) -> Result<PluginReply, String> {
         let folder = tempfile::tempdir().expect("a folder");
         let program = folder.path().join("istio-cni");
         fs::write(&program, script).expect("writes");
         fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).expect("sets the mode");
-        let question = Question {
+        let question = PluginRequest {
             pod: PodName { namespace: "a".into(), name: "b".into() },
             program,
             environment: BTreeMap::from([("CNI_COMMAND".to_owned(), "CHECK".to_owned())]),
@@ -82,9 +82,9 @@ mod tests {
     #[test]
     fn what_a_plugin_answers_is_told_from_what_is_no_answer() {
         let long = Duration::from_secs(600);
-        assert_eq!(asked("#!/bin/sh\ntest $CNI_COMMAND = CHECK\n", long), Ok(Answer::AsPlanned));
+        assert_eq!(asked("#!/bin/sh\ntest $CNI_COMMAND = CHECK\n", long), Ok(PluginReply::AsPlanned));
         let refuses = "#!/bin/sh\necho '{\"code\": 111, \"msg\": \"m\", \"details\": \"d\"}'\nexit 1\n";
-        let refused = Answer::Refused { code: 111, message: "m".into(), details: "d".into() };
+        let refused = PluginReply::Refused { code: 111, message: "m".into(), details: "d".into() };
         assert_eq!(asked(refuses, long), Ok(refused));
         for (script, told) in [
             ("#!/bin/sh\necho broken\nexit 3\n", "exit status: 3 and is not a plugin that answers: \"broken"),

@@ -11,12 +11,12 @@ use pod_netns::NamespaceIndex;
 use serde_json::Value;
 use tokio::signal::unix::{SignalKind, signal};
 
-use super::{Answer, Given};
+use super::{CommandOutput, Given};
 use crate::bundle::{self, Bundle, filter};
-use crate::cluster::Cluster;
-use crate::error::InputError;
+use crate::cluster::ClusterObjects;
+use crate::error::PodInputError;
 use crate::input;
-use crate::node::Node;
+use crate::node::NodeConfiguration;
 use crate::pod::Pod;
 use crate::printable::Printable;
 use crate::scan::Scan;
@@ -32,15 +32,15 @@ const STDOUT: &str = "-";
 const LOG: &str = "istio-cni.log";
 
 /// `bundle`
-pub(super) fn bundle(given: &Given) -> Result<Answer, InputError> {
+pub(super) fn bundle(given: &Given) -> Result<CommandOutput, PodInputError> {
     let agent = given.flag("metrics").map(str::parse::<SocketAddr>).transpose();
-    let agent = agent.map_err(|_| InputError::of("flag --metrics: is not IP:PORT"))?;
+    let agent = agent.map_err(|_| PodInputError::of("flag --metrics: is not IP:PORT"))?;
     let folder = format!("redirectctl-{}", stamp());
     let to_stdout = given.operands.first().is_some_and(|file| file == STDOUT);
     let path = given.operands.first().map_or_else(|| format!("{folder}.tar.gz").into(), PathBuf::from);
     // Before anything is gathered, because that takes a while; writing asks again.
     if !to_stdout && path.symlink_metadata().is_ok() {
-        return Err(InputError(vec![format!(
+        return Err(PodInputError(vec![format!(
             "{} is there already, and nothing is overwritten",
             path.display()
         )]));
@@ -50,7 +50,7 @@ pub(super) fn bundle(given: &Given) -> Result<Answer, InputError> {
     configuration(&mut bundle, given);
     match pods(given) {
         Ok((objects, cluster)) => of_pods(&mut bundle, &objects, &cluster, given, agent),
-        Err(InputError(all)) => {
+        Err(PodInputError(all)) => {
             bundle.leave_out("pods", &all.join("; "));
             let agent = agent.unwrap_or(SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), METRICS_PORT));
             bundle.try_add("agent/metrics.txt", bundle::metrics(agent));
@@ -58,15 +58,15 @@ pub(super) fn bundle(given: &Given) -> Result<Answer, InputError> {
     }
     let left_out = bundle.left_out().to_vec();
     let entries = bundle.into_entries();
-    let bytes = bundle::packed(&folder, &entries).map_err(InputError::of)?;
+    let bytes = bundle::packed(&folder, &entries).map_err(PodInputError::of)?;
     if to_stdout {
         let text = report(Path::new("standard output"), &entries, bytes.len(), &left_out, given);
         let written = io::stdout().write_all(&bytes).and_then(|()| io::stderr().write_all(text.as_bytes()));
-        written.map_err(|error| InputError(vec![format!("cannot write to standard output: {error}")]))?;
-        return Ok(Answer { text: Printable::default(), code: FINE });
+        written.map_err(|error| PodInputError(vec![format!("cannot write to standard output: {error}")]))?;
+        return Ok(CommandOutput { text: Printable::default(), code: FINE });
     }
     written(&path, &bytes)?;
-    Ok(Answer { text: report(&path, &entries, bytes.len(), &left_out, given), code: FINE })
+    Ok(CommandOutput { text: report(&path, &entries, bytes.len(), &left_out, given), code: FINE })
 }
 
 /// Such as `20261122T041008Z`: every file system takes it as a part of a name.
@@ -76,17 +76,17 @@ fn stamp() -> String {
 }
 
 /// A signal waits until the file is whole: what is half written would stay otherwise.
-fn written(path: &Path, bytes: &[u8]) -> Result<(), InputError> {
+fn written(path: &Path, bytes: &[u8]) -> Result<(), PodInputError> {
     let runtime =
-        tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(InputError::of)?;
+        tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(PodInputError::of)?;
     let done = runtime.block_on(async {
         let _held = [signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?];
         bundle::write_new(path, bytes)
     });
-    done.map_err(|error| InputError(vec![format!("cannot write {}: {error}", path.display())]))
+    done.map_err(|error| PodInputError(vec![format!("cannot write {}: {error}", path.display())]))
 }
 
-fn pods(given: &Given) -> Result<(Vec<Value>, Cluster), InputError> {
+fn pods(given: &Given) -> Result<(Vec<Value>, ClusterObjects), PodInputError> {
     match given.flag("file") {
         Some(file) => input::objects_of_file(file),
         None => given.objects_of_node(&given.node_name()?),
@@ -112,7 +112,7 @@ fn configuration(bundle: &mut Bundle, given: &Given) {
 fn of_pods(
     bundle: &mut Bundle,
     objects: &[Value],
-    cluster: &Cluster,
+    cluster: &ClusterObjects,
     given: &Given,
     agent: Option<SocketAddr>,
 ) {
@@ -155,7 +155,11 @@ fn of_pods(
 }
 
 /// The agent of this node among its pods.
-fn agent_pod<'a>(objects: &'a [Value], pods: &'a [Pod], node: &Node) -> Option<(&'a Value, &'a Pod)> {
+fn agent_pod<'a>(
+    objects: &'a [Value],
+    pods: &'a [Pod],
+    node: &NodeConfiguration,
+) -> Option<(&'a Value, &'a Pod)> {
     let is_agent = |pod: &&Pod| node.skips(&pod.name) == Some(redirect_core::pod::SkipReason::AgentPod);
     let pod = pods.iter().find(is_agent)?;
     let object = objects.iter().find(|object| {
@@ -167,7 +171,7 @@ fn agent_pod<'a>(objects: &'a [Value], pods: &'a [Pod], node: &Node) -> Option<(
 }
 
 /// The mesh's rules in force in a pod's namespace.
-fn rules(netns: &Path, pod: &Pod, node: &Node) -> Result<Value, String> {
+fn rules(netns: &Path, pod: &Pod, node: &NodeConfiguration) -> Result<Value, String> {
     let netns = Netns::open(netns).map_err(|error| error.to_string())?;
     Ok(show::counters(&netns, Some(pod), node)?.rules.iter().map(rule_json).collect())
 }

@@ -14,12 +14,12 @@ use redirect_core::values::is_routable;
 use serde_json::Value;
 use tempfile::TempDir;
 
-use super::target::Target;
-use super::{Answer, Given};
-use crate::cni::{self, Attachment, Question, cache};
-use crate::error::InputError;
+use super::target::NamespaceTarget;
+use super::{CommandOutput, Given};
+use crate::cni::{self, AttachedPod, PluginRequest, cache};
+use crate::error::PodInputError;
 use crate::input;
-use crate::node::Node;
+use crate::node::NodeConfiguration;
 use crate::pod::Pod;
 use crate::printable::Printable;
 use crate::{FINE, FOUND};
@@ -32,9 +32,9 @@ const GRACE: Duration = Duration::from_secs(30);
 const USUAL_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 /// `cni`
-pub(super) fn cni(given: &Given) -> Result<Answer, InputError> {
+pub(super) fn cni(given: &Given) -> Result<CommandOutput, PodInputError> {
     if given.operand() != CHECK {
-        return Err(InputError(vec![format!(
+        return Err(PodInputError(vec![format!(
             "{:?} is not asked of plugins here: only {CHECK}, which changes nothing",
             given.operand()
         )]));
@@ -45,13 +45,13 @@ pub(super) fn cni(given: &Given) -> Result<Answer, InputError> {
     };
     let manifest = given.flag("file").map(|file| Manifest::read(file, given.operands.get(1))).transpose()?;
     let target = match &manifest {
-        Some(manifest) => Target::of_pod(manifest.pod()?, given)?,
+        Some(manifest) => NamespaceTarget::of_pod(manifest.pod()?, given)?,
         None if given.operands.len() < 2 => {
-            return Err(InputError::of(
+            return Err(PodInputError::of(
                 "POD is missing: name the pod as NAMESPACE/NAME, or give it with --file",
             ));
         }
-        None => Target::of(given, given.operands.get(1).map(String::as_str))?,
+        None => NamespaceTarget::of(given, given.operands.get(1).map(String::as_str))?,
     };
     let attachment = attachment(target, &entry, given)?;
     let program = given.bin_dir().join(cni::PLUGIN);
@@ -60,15 +60,15 @@ pub(super) fn cni(given: &Given) -> Result<Answer, InputError> {
         // The plugin shall judge the pod that was given, and needs no API server for it.
         entry["pod_manifest_dir"] = manifest.folder.path().display().to_string().into();
     }
-    let question = Question::check(&attachment, entry, program, environment(given));
+    let question = PluginRequest::check(&attachment, entry, program, environment(given));
     let answer = if given.flag("dry-run") == Some("true") {
         None
     } else {
-        Some(cni::ask(&question, conf.add_timeout + GRACE).map_err(InputError::of)?)
+        Some(cni::ask(&question, conf.add_timeout + GRACE).map_err(PodInputError::of)?)
     };
     let code = match &answer {
-        None | Some(cni::Answer::AsPlanned) => FINE,
-        Some(cni::Answer::Refused { .. }) => FOUND,
+        None | Some(cni::PluginReply::AsPlanned) => FINE,
+        Some(cni::PluginReply::Refused { .. }) => FOUND,
     };
     let shown = answer.as_ref();
     let text = if given.is_json() {
@@ -76,10 +76,10 @@ pub(super) fn cni(given: &Given) -> Result<Answer, InputError> {
     } else {
         question.text(shown, given.layout)
     };
-    Ok(Answer { text, code })
+    Ok(CommandOutput { text, code })
 }
 
-fn no_entry(node: &Node, given: &Given) -> InputError {
+fn no_entry(node: &NodeConfiguration, given: &Given) -> PodInputError {
     let mut told: Vec<String> = node
         .findings
         .iter()
@@ -91,7 +91,7 @@ fn no_entry(node: &Node, given: &Given) -> InputError {
             given.conf_dir().display()
         ));
     }
-    InputError(told)
+    PodInputError(told)
 }
 
 /// What the plugin's environment has besides: nothing of this program's but what a runtime may say for all pods.
@@ -103,22 +103,22 @@ fn environment(given: &Given) -> BTreeMap<String, String> {
 }
 
 /// What is known of the pod's network. The namespace is entered to read its addresses.
-fn attachment(target: Target, entry: &Value, given: &Given) -> Result<Attachment, InputError> {
-    let netns = Netns::open(&target.path).map_err(InputError::of)?;
+fn attachment(target: NamespaceTarget, entry: &Value, given: &Given) -> Result<AttachedPod, PodInputError> {
+    let netns = Netns::open(&target.path).map_err(PodInputError::of)?;
     let read = netns
         .run(|| {
             (facts::addresses(), RouteSocket::open(usize::MAX).and_then(|mut routes| routes.interfaces()))
         })
-        .map_err(InputError::of)?;
-    let (addresses, interfaces) = (read.0.map_err(InputError::of)?, read.1.map_err(InputError::of)?);
-    let pod = target.pod.ok_or_else(|| InputError::of("POD is missing"))?.name;
+        .map_err(PodInputError::of)?;
+    let (addresses, interfaces) = (read.0.map_err(PodInputError::of)?, read.1.map_err(PodInputError::of)?);
+    let pod = target.pod.ok_or_else(|| PodInputError::of("POD is missing"))?.name;
     // A manifest may hold anything; what goes into the environment may not.
-    let pod = input::pod_name(&pod.to_string()).map_err(InputError::of)?;
+    let pod = input::pod_name(&pod.to_string()).map_err(PodInputError::of)?;
     let directory = given.flag("cni-cache-dir").unwrap_or(cache::CACHE_DIR);
     let network = entry.get("name").and_then(Value::as_str).unwrap_or_default();
     let cached = cache::find(Path::new(directory), network, &pod, &addresses)
-        .map_err(|error| InputError(vec![format!("cannot read {directory}: {error}")]))?;
-    Ok(Attachment {
+        .map_err(|error| PodInputError(vec![format!("cannot read {directory}: {error}")]))?;
+    Ok(AttachedPod {
         pod,
         netns: target.path,
         addresses: addresses.into_iter().filter(is_routable).collect(),
@@ -134,26 +134,26 @@ struct Manifest {
 }
 
 impl Manifest {
-    fn read(file: &str, name: Option<&String>) -> Result<Self, InputError> {
+    fn read(file: &str, name: Option<&String>) -> Result<Self, PodInputError> {
         let (mut objects, _) = input::objects_of_file(file)?;
-        let wanted = name.map(|name| input::pod_name(name)).transpose().map_err(InputError::of)?;
+        let wanted = name.map(|name| input::pod_name(name)).transpose().map_err(PodInputError::of)?;
         if let Some(wanted) = &wanted {
             objects.retain(|object| Pod::from_json(object).is_ok_and(|pod| pod.name == *wanted));
         }
         let (object, others) = (objects.pop(), objects.len());
         let (Some(object), 0) = (object, others) else {
-            return Err(InputError(vec![match &wanted {
+            return Err(PodInputError(vec![match &wanted {
                 Some(wanted) => format!("{file}: does not have pod {wanted} once"),
                 None => format!("{file}: does not have one pod; name one as NAMESPACE/NAME"),
             }]));
         };
-        let folder = tempfile::Builder::new().prefix("redirectctl-").tempdir().map_err(InputError::of)?;
+        let folder = tempfile::Builder::new().prefix("redirectctl-").tempdir().map_err(PodInputError::of)?;
         let path: PathBuf = folder.path().join("pod.json");
-        fs::write(&path, object.to_string()).map_err(InputError::of)?;
+        fs::write(&path, object.to_string()).map_err(PodInputError::of)?;
         Ok(Self { object, folder })
     }
 
-    fn pod(&self) -> Result<Pod, InputError> {
-        Pod::from_json(&self.object).map_err(|errors| InputError(manifest::faults(&self.object, &errors)))
+    fn pod(&self) -> Result<Pod, PodInputError> {
+        Pod::from_json(&self.object).map_err(|errors| PodInputError(manifest::faults(&self.object, &errors)))
     }
 }

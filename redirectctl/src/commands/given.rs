@@ -11,19 +11,19 @@ use netns_apply::facts::NameFiles;
 use reasons::AGENT_HEALTH;
 use redirect_core::settings::Source;
 use serde_json::Value;
-use settings_cli::Input;
+use settings_cli::ProgramInput;
 
-use super::{Answer, NETNS_DIR};
+use super::{CommandOutput, NETNS_DIR};
 use crate::api::{self, ApiServer};
-use crate::cluster::Cluster;
-use crate::error::InputError;
+use crate::cluster::ClusterObjects;
+use crate::error::PodInputError;
 use crate::health;
 use crate::input;
-use crate::node::{AmbientDefaults, Node};
+use crate::node::{NodeAmbientDefaults, NodeConfiguration};
 use crate::pod::Pod;
 use crate::processes::{NodeProcesses, PROC};
 use crate::report::{self, Report};
-use crate::text_writer::{ColorChoice, Layout};
+use crate::text_writer::{ColorChoice, TextLayout};
 
 /// Where the agent's container has the node's folders.
 const HOST: &str = "/host";
@@ -32,16 +32,16 @@ const HOST: &str = "/host";
 pub struct Given {
     pub(super) operands: Vec<String>,
     pub(super) flags: BTreeMap<String, String>,
-    pub(super) input: Input,
+    pub(super) input: ProgramInput,
     pub(super) env: BTreeMap<String, String>,
-    pub(super) layout: Layout,
+    pub(super) layout: TextLayout,
 }
 
 /// How text on standard output is laid out at this moment. An invalid word for colours is reported elsewhere.
-pub(super) fn layout(flags: &BTreeMap<String, String>, env: &BTreeMap<String, String>) -> Layout {
+pub(super) fn layout(flags: &BTreeMap<String, String>, env: &BTreeMap<String, String>) -> TextLayout {
     let colour = flags.get("color").and_then(|word| ColorChoice::named(word)).unwrap_or_default();
     let terminal = terminal_size::terminal_size().map(|(width, _)| usize::from(width.0));
-    Layout::new(io::stdout().is_terminal(), terminal, colour, |name| env.get(name).cloned())
+    TextLayout::new(io::stdout().is_terminal(), terminal, colour, |name| env.get(name).cloned())
 }
 
 impl Given {
@@ -50,7 +50,7 @@ impl Given {
     }
 
     /// How text is laid out at this moment: a terminal may have changed its width.
-    pub(super) fn layout_now(&self) -> Layout {
+    pub(super) fn layout_now(&self) -> TextLayout {
         layout(&self.flags, &self.env)
     }
 
@@ -95,7 +95,7 @@ impl Given {
     }
 
     /// The pod that is named, if one is.
-    pub(super) fn pod(&self) -> Result<Option<Pod>, InputError> {
+    pub(super) fn pod(&self) -> Result<Option<Pod>, PodInputError> {
         match (self.flag("file"), self.flag("pod")) {
             (Some(file), _) => input::pod_of_file(file).map(Some),
             (None, Some(name)) => self.live_pod(name).map(Some),
@@ -103,64 +103,68 @@ impl Given {
         }
     }
 
-    fn live_pod(&self, name: &str) -> Result<Pod, InputError> {
-        let name = input::pod_name(name).map_err(InputError::of)?;
+    fn live_pod(&self, name: &str) -> Result<Pod, PodInputError> {
+        let name = input::pod_name(name).map_err(PodInputError::of)?;
         let object = self.api_server()?.pod(&name)?;
-        Pod::from_json(&object).map_err(InputError::of)
+        Pod::from_json(&object).map_err(PodInputError::of)
     }
 
     /// A pod of this name: from the file where one is given, else as the API server has it.
-    pub(super) fn pod_named(&self, name: &str) -> Result<Pod, InputError> {
+    pub(super) fn pod_named(&self, name: &str) -> Result<Pod, PodInputError> {
         let Some(file) = self.flag("file") else { return self.live_pod(name) };
-        let name = input::pod_name(name).map_err(InputError::of)?;
+        let name = input::pod_name(name).map_err(PodInputError::of)?;
         let pod = input::pods_of_file(file)?.0.into_iter().find(|pod| pod.name == name);
-        pod.ok_or_else(|| InputError(vec![format!("{file}: has no pod {name}")]))
+        pod.ok_or_else(|| PodInputError(vec![format!("{file}: has no pod {name}")]))
     }
 
-    pub(super) fn api_server(&self) -> Result<ApiServer, InputError> {
+    pub(super) fn api_server(&self) -> Result<ApiServer, PodInputError> {
         let env = |name: &str| self.env.get(name).cloned();
         ApiServer::new(&api::credentials(self.flag("kubeconfig"), env)?)
     }
 
-    pub(super) fn node(&self) -> Result<Node, InputError> {
+    pub(super) fn node(&self) -> Result<NodeConfiguration, PodInputError> {
         let directory = self.conf_dir();
-        let ambient = AmbientDefaults::of_agent(|name| self.env.get(name).cloned());
-        Node::read(&directory)
-            .map(|node| Node { processes: self.processes(), ambient, ..node })
-            .map_err(|error| InputError(vec![format!("cannot read {}: {error}", directory.display())]))
+        let ambient = NodeAmbientDefaults::of_agent(|name| self.env.get(name).cloned());
+        NodeConfiguration::read(&directory)
+            .map(|node| NodeConfiguration { processes: self.processes(), ambient, ..node })
+            .map_err(|error| PodInputError(vec![format!("cannot read {}: {error}", directory.display())]))
     }
 
     /// The node whose configuration is named, or one about which nothing is known.
-    pub(super) fn node_if_named(&self) -> Result<Node, InputError> {
-        if self.flag("cni-conf-dir").is_some() { self.node() } else { Ok(Node::default()) }
+    pub(super) fn node_if_named(&self) -> Result<NodeConfiguration, PodInputError> {
+        if self.flag("cni-conf-dir").is_some() { self.node() } else { Ok(NodeConfiguration::default()) }
     }
 
     /// The node, and whether it serves pods that start there now.
-    pub(super) fn node_in(&self, cluster: &Cluster, pods: &[Pod]) -> Result<Node, InputError> {
+    pub(super) fn node_in(
+        &self,
+        cluster: &ClusterObjects,
+        pods: &[Pod],
+    ) -> Result<NodeConfiguration, PodInputError> {
         let address = self.agent()?;
         Ok(self.node()?.with_health(address, self.api_service(), cluster, pods))
     }
 
     /// Where the node's agent says whether it is ready.
-    fn agent(&self) -> Result<SocketAddr, InputError> {
+    fn agent(&self) -> Result<SocketAddr, PodInputError> {
         // In the agent's container, its own settings say where it serves.
         let port = self.env.get("HEALTH_PORT").and_then(|port| port.parse().ok());
         let local = port.map(|port| SocketAddr::new(Ipv4Addr::LOCALHOST.into(), port).to_string());
         let address = self.flag("agent").map(str::to_owned).or(local);
         let address = address.unwrap_or_else(|| AGENT_HEALTH.to_owned());
         address.parse().map_err(|_| {
-            InputError(vec![format!("flag --agent: {address:?} is not an IP address with a port")])
+            PodInputError(vec![format!("flag --agent: {address:?} is not an IP address with a port")])
         })
     }
 
     /// What could be read of pods. Where that is refused, the agent may be refused as well, and says why it is not ready.
-    pub(super) fn with_agents_reason<T>(&self, read: Result<T, InputError>) -> Result<T, InputError> {
-        read.map_err(|InputError(mut messages)| {
+    pub(super) fn with_agents_reason<T>(&self, read: Result<T, PodInputError>) -> Result<T, PodInputError> {
+        read.map_err(|PodInputError(mut messages)| {
             let answer = self.agent().map(|address| health::ask(address).answer);
-            if let (Ok(health::Answer::NotReady(why)), Some(last)) = (answer, messages.last_mut()) {
+            if let (Ok(health::AgentAnswer::NotReady(why)), Some(last)) = (answer, messages.last_mut()) {
                 last.push_str(&format!("; the node agent is {why}"));
             }
-            InputError(messages)
+            PodInputError(messages)
         })
     }
 
@@ -171,17 +175,17 @@ impl Given {
     }
 
     /// The name of the node this runs on: that of its machine, unless it is said.
-    pub(super) fn node_name(&self) -> Result<String, InputError> {
+    pub(super) fn node_name(&self) -> Result<String, PodInputError> {
         let said = self.flag("node").map(str::to_owned).or_else(|| self.env.get("NODE_NAME").cloned());
         if let Some(name) = said.filter(|name| !name.is_empty()) {
             return Ok(name);
         }
-        let name = std::fs::read_to_string("/proc/sys/kernel/hostname").map_err(InputError::of)?;
+        let name = std::fs::read_to_string("/proc/sys/kernel/hostname").map_err(PodInputError::of)?;
         Ok(name.trim().to_lowercase())
     }
 
     /// What the API server knows of a node's pods, and what is around them.
-    pub(super) fn objects_of_node(&self, node: &str) -> Result<(Vec<Value>, Cluster), InputError> {
+    pub(super) fn objects_of_node(&self, node: &str) -> Result<(Vec<Value>, ClusterObjects), PodInputError> {
         let api = self.api_server()?;
         let objects = api.pods(node)?;
         let mut cluster = api.around_node(node, &objects)?;
@@ -216,8 +220,8 @@ impl Given {
         if mounted.is_dir() { mounted } else { usual.into() }
     }
 
-    pub(super) fn answer(&self, report: &Report) -> Answer {
+    pub(super) fn answer(&self, report: &Report) -> CommandOutput {
         let text = if self.is_json() { Printable::json(&report.json()) } else { report.text(self.layout) };
-        Answer { text, code: report::code(&report.findings) }
+        CommandOutput { text, code: report::code(&report.findings) }
     }
 }

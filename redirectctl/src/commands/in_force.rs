@@ -8,11 +8,11 @@ use pod_netns::NamespaceIndex;
 use settings_cli::RunOptions;
 
 use super::planned::{ambient, of_settings};
-use super::{Answer, Given, target};
+use super::{CommandOutput, Given, target};
 use crate::api::NAME_IT;
 use crate::cause::Cause;
 use crate::diagnosis::{PodDecision, findings};
-use crate::error::InputError;
+use crate::error::PodInputError;
 use crate::input;
 use crate::inspect::inspect;
 use crate::pod::Pod;
@@ -25,7 +25,7 @@ use crate::show;
 const NODE: &str = "node";
 
 /// `verify`
-pub(super) fn verify(given: &Given) -> Result<Answer, InputError> {
+pub(super) fn verify(given: &Given) -> Result<CommandOutput, PodInputError> {
     let pod = given.pod()?;
     let path = target::named(given, pod.as_ref())?.unwrap_or_else(|| target::OWN.into());
     // The node's configuration counts where it is named: the rules may be those of another machine.
@@ -35,7 +35,7 @@ pub(super) fn verify(given: &Given) -> Result<Answer, InputError> {
     }
     let options = RunOptions::parse(&given.input.settings)?;
     let programming = Programming { backend: options.backend, native_form: options.native_form };
-    let netns = Netns::open(&path).map_err(InputError::of)?;
+    let netns = Netns::open(&path).map_err(PodInputError::of)?;
     let ambient = if given.is_ambient() { Some(ambient(given, pod.as_ref())?) } else { None };
     let accepted = node.accepted(pod.as_ref());
     let looked = inspect(&netns, Some(programming), accepted, |facts| {
@@ -48,7 +48,7 @@ pub(super) fn verify(given: &Given) -> Result<Answer, InputError> {
         };
         (wanted.as_ref().ok().and_then(PodDecision::plan), wanted)
     });
-    let (seen, wanted) = looked.map_err(|unknown| InputError(unknown.seen))?;
+    let (seen, wanted) = looked.map_err(|unknown| PodInputError(unknown.seen))?;
     let decided = wanted?;
     let all = findings(None, &decided, Some(&seen));
     let report = Report {
@@ -63,15 +63,15 @@ pub(super) fn verify(given: &Given) -> Result<Answer, InputError> {
 }
 
 /// `netns`
-pub(super) fn netns(given: &Given) -> Result<Answer, InputError> {
+pub(super) fn netns(given: &Given) -> Result<CommandOutput, PodInputError> {
     let pod = given.pod()?;
     let node = given.node_if_named()?;
     Ok(given.answer(&show::netns(Path::new(given.operand()), pod.as_ref(), &node)))
 }
 
 /// `pod`
-pub(super) fn pod(given: &Given) -> Result<Answer, InputError> {
-    let name = input::pod_name(given.operand()).map_err(InputError::of)?;
+pub(super) fn pod(given: &Given) -> Result<CommandOutput, PodInputError> {
+    let name = input::pod_name(given.operand()).map_err(PodInputError::of)?;
     let (pods, cluster) = match given.flag("file") {
         Some(file) => input::pods_of_file(file)?,
         None => {
@@ -83,16 +83,16 @@ pub(super) fn pod(given: &Given) -> Result<Answer, InputError> {
         }
     };
     let pod = pods.iter().find(|pod| pod.name == name).cloned().ok_or_else(|| {
-        InputError(vec![format!("{}: has no pod {name}", given.flag("file").unwrap_or_default())])
+        PodInputError(vec![format!("{}: has no pod {name}", given.flag("file").unwrap_or_default())])
     })?;
     let node = given.node_in(&cluster, &of_node(pods, pod.node.as_deref()))?;
     Ok(given.answer(&show::pod(&pod, &given.netns_dir(), &node)))
 }
 
 /// `scan`
-pub(super) fn scan(given: &Given) -> Result<Answer, InputError> {
+pub(super) fn scan(given: &Given) -> Result<CommandOutput, PodInputError> {
     if let Some(what) = given.operands.first().filter(|what| *what != NODE) {
-        return Err(InputError(vec![format!(
+        return Err(PodInputError(vec![format!(
             "{what:?} cannot be scanned: only the {NODE}, which need not be said"
         )]));
     }
@@ -109,18 +109,20 @@ pub(super) fn scan(given: &Given) -> Result<Answer, InputError> {
             let directory = given.netns_dir();
             let scan = Scan::of(&pods, &directory, &given.node_in(&cluster, &pods)?);
             if scan.as_ref().is_ok_and(has_unowned) && !is_any_here(&pods, &directory) {
-                return Err(InputError(vec![format!("no pod of node {node} is on this machine; {NAME_IT}")]));
+                return Err(PodInputError(vec![format!(
+                    "no pod of node {node} is on this machine; {NAME_IT}"
+                )]));
             }
             scan
         }
     };
-    let scan = scan.map_err(InputError::of)?;
+    let scan = scan.map_err(PodInputError::of)?;
     let text = match given.flag("output") {
         Some("json") => Printable::json(&scan.json()),
         Some("prometheus") => scan.prometheus(),
         Some(_) | None => scan.text(given.layout),
     };
-    Ok(Answer { text, code: report::code(scan.findings()) })
+    Ok(CommandOutput { text, code: report::code(scan.findings()) })
 }
 
 /// Whether rules of the mesh are in namespaces of no known pod: those may be of pods of a node with another name.

@@ -15,35 +15,35 @@ use redirect_core::settings::{Key, NamespaceFacts, RawSettings};
 use redirect_core::{AmbientRedirect, Redirect, RulePlan};
 use settings_cli::RunOptions;
 
-use super::{Answer, Given, target};
-use crate::error::InputError;
+use super::{CommandOutput, Given, target};
+use crate::error::PodInputError;
 use crate::input;
-use crate::node::Node;
+use crate::node::NodeConfiguration;
 use crate::packet::{Said, packet};
 use crate::picture;
-use crate::plan::{self, Format};
+use crate::plan::{self, PlanLanguage};
 use crate::pod::Pod;
-use crate::traffic::{self, Compared, Programmed};
+use crate::traffic::{self, PlanComparison, Programmed};
 use crate::{FINE, FOUND};
 
 /// What flags begin with where a manifest could stand.
 const FLAGS: &str = "flags:";
 
 /// `plan`
-pub(super) fn plan(given: &Given) -> Result<Answer, InputError> {
+pub(super) fn plan(given: &Given) -> Result<CommandOutput, PodInputError> {
     let format = if given.is_json() { "json" } else { given.flag("format").unwrap_or("text") };
-    let format = Format::named(format).unwrap_or(Format::Text);
+    let format = PlanLanguage::named(format).unwrap_or(PlanLanguage::Text);
     let native = RunOptions::parse(&given.input.settings)?.native_form;
     let plan = match asked_for(given, given.pod()?.as_ref())? {
         Ok(plan) => plan,
         Err(answer) => return Ok(answer),
     };
     let text = plan::written(&plan, format, native, given.layout);
-    Ok(Answer { text, code: FINE })
+    Ok(CommandOutput { text, code: FINE })
 }
 
 /// The plan that settings or a pod ask for; the answer for a pod that is not redirected.
-fn asked_for(given: &Given, pod: Option<&Pod>) -> Result<Result<RulePlan, Answer>, InputError> {
+fn asked_for(given: &Given, pod: Option<&Pod>) -> Result<Result<RulePlan, CommandOutput>, PodInputError> {
     if given.is_ambient() {
         return Ok(Ok(ambient(given, pod)?.0.plan()));
     }
@@ -57,7 +57,7 @@ fn asked_for(given: &Given, pod: Option<&Pod>) -> Result<Result<RulePlan, Answer
 pub(super) fn ambient(
     given: &Given,
     pod: Option<&Pod>,
-) -> Result<(AmbientRedirect, RawSettings), InputError> {
+) -> Result<(AmbientRedirect, RawSettings), PodInputError> {
     let mut settings = given.input.settings.clone();
     if let Some(pod) = pod {
         settings.read_ambient_annotations(|name| pod.facts.annotations.get(name).map(String::as_str));
@@ -67,8 +67,8 @@ pub(super) fn ambient(
 }
 
 /// The plan of a pod, or why it has none.
-pub(super) fn decide(pod: &Pod, given: &Given) -> Result<Result<RulePlan, SkipReason>, InputError> {
-    let mut addresses = given.addresses().map_err(InputError::of)?;
+pub(super) fn decide(pod: &Pod, given: &Given) -> Result<Result<RulePlan, SkipReason>, PodInputError> {
+    let mut addresses = given.addresses().map_err(PodInputError::of)?;
     if addresses.is_empty() {
         addresses.clone_from(&pod.addresses);
     }
@@ -77,24 +77,26 @@ pub(super) fn decide(pod: &Pod, given: &Given) -> Result<Result<RulePlan, SkipRe
         addresses.push(SOMEWHERE);
     }
     let node = given.node_if_named()?;
-    node.decide(pod, &NamespaceFacts::new(&addresses)).settled().map_err(InputError)
+    node.decide(pod, &NamespaceFacts::new(&addresses)).settled().map_err(PodInputError)
 }
 
-pub(super) fn skipped(pod: &Pod, reason: SkipReason, given: &Given) -> Answer {
+pub(super) fn skipped(pod: &Pod, reason: SkipReason, given: &Given) -> CommandOutput {
     let is_json = given.is_json() || given.flag("format") == Some("json");
     let text = left_alone(&pod.name, reason, is_json);
-    Answer { text, code: FINE }
+    CommandOutput { text, code: FINE }
 }
 
 /// What the settings ask for in the network namespace that they name, or this runs in.
-fn settings_here(given: &Given) -> Result<Box<Redirect>, InputError> {
+fn settings_here(given: &Given) -> Result<Box<Redirect>, PodInputError> {
     let settings = &given.input.settings;
-    let said = given.addresses().map_err(InputError::of)?;
+    let said = given.addresses().map_err(PodInputError::of)?;
     let (addresses, has_ipv6) = if said.is_empty() {
         let (path, source) = settings.get(Key::NetworkNamespace);
         let there = Netns::run_in(path, || (facts::addresses(), Ipv6::here().is_everywhere()));
-        let (addresses, has_ipv6) = there.map_err(|error| InputError(vec![format!("{source}: {error}")]))?;
-        let addresses = addresses.map_err(|error| InputError(vec![format!("network namespace: {error}")]))?;
+        let (addresses, has_ipv6) =
+            there.map_err(|error| PodInputError(vec![format!("{source}: {error}")]))?;
+        let addresses =
+            addresses.map_err(|error| PodInputError(vec![format!("network namespace: {error}")]))?;
         (addresses, has_ipv6)
     } else {
         (said, true)
@@ -110,19 +112,19 @@ fn settings_here(given: &Given) -> Result<Box<Redirect>, InputError> {
 pub(super) fn of_settings(
     settings: &RawSettings,
     facts: &NamespaceFacts<'_>,
-) -> Result<Box<Redirect>, InputError> {
+) -> Result<Box<Redirect>, PodInputError> {
     let servers = NameFiles::dns_servers(settings)
-        .map_err(|error| InputError(vec![format!("cannot read /etc/resolv.conf: {error}")]))?;
+        .map_err(|error| PodInputError(vec![format!("cannot read /etc/resolv.conf: {error}")]))?;
     let facts = facts.with_nameservers(&servers).with_names(&NameFiles);
     Ok(Box::new(Redirect::parse(settings, &facts)?))
 }
 
 /// `trace`
-pub(super) fn trace(given: &Given) -> Result<Answer, InputError> {
+pub(super) fn trace(given: &Given) -> Result<CommandOutput, PodInputError> {
     let said = Said {
         sender: given.flag("as"),
         to: given.flag("to").ok_or_else(|| {
-            InputError::of("flag --to: is missing; write --to IP:PORT, or --to IP:PORT/udp")
+            PodInputError::of("flag --to: is missing; write --to IP:PORT, or --to IP:PORT/udp")
         })?,
         from: given.flag("from"),
         interface: given.flag("interface"),
@@ -137,8 +139,8 @@ pub(super) fn trace(given: &Given) -> Result<Answer, InputError> {
                 Ok(plan) => plan,
                 Err(answer) => return Ok(answer),
             };
-            let packet = packet(&said, Some(&plan), &given.addresses().map_err(InputError::of)?)
-                .map_err(InputError)?;
+            let packet = packet(&said, Some(&plan), &given.addresses().map_err(PodInputError::of)?)
+                .map_err(PodInputError)?;
             (
                 TraceRules::of_plan_in(&plan, packet.family(), backend(&given.input.settings)?),
                 packet,
@@ -162,7 +164,7 @@ pub(super) fn trace(given: &Given) -> Result<Answer, InputError> {
             }
         }
     };
-    Ok(Answer { text, code: FINE })
+    Ok(CommandOutput { text, code: FINE })
 }
 
 /// All rules of a network namespace, of any program; those of the given pod know their settings. Also lists what is not examined.
@@ -171,54 +173,55 @@ fn in_namespace(
     pod: Option<&Pod>,
     said: &Said<'_>,
     given: &Given,
-) -> Result<(TraceRules, Packet, Vec<String>), InputError> {
+) -> Result<(TraceRules, Packet, Vec<String>), PodInputError> {
     let ambient = if given.is_ambient() { Some(ambient(given, pod)?.0.plan()) } else { None };
-    let netns = Netns::open(path).map_err(InputError::of)?;
+    let netns = Netns::open(path).map_err(PodInputError::of)?;
     let read = netns.run(|| {
         let options = ApplyOptions::default().most_read(Some(ApplyOptions::MOST_READ));
-        let there = facts::addresses().map_err(InputError::of)?;
-        let decided = |pod: &Pod| Node::default().decide(pod, &facts::of_namespace(&there)).plan();
+        let there = facts::addresses().map_err(PodInputError::of)?;
+        let decided =
+            |pod: &Pod| NodeConfiguration::default().decide(pod, &facts::of_namespace(&there)).plan();
         let plan = ambient.or_else(|| pod.and_then(decided));
         let live = Live::now(plan.as_ref(), &options);
-        let live = live.map_err(InputError::of)?;
-        let packet = packet(said, plan.as_ref(), &live.addresses).map_err(InputError)?;
+        let live = live.map_err(PodInputError::of)?;
+        let packet = packet(said, plan.as_ref(), &live.addresses).map_err(PodInputError)?;
         Ok((live.rules(packet.family(), plan.as_ref()), packet, live.unexamined))
     });
-    read.map_err(InputError::of)?
+    read.map_err(PodInputError::of)?
 }
 
 /// `diff`
-pub(super) fn diff(given: &Given) -> Result<Answer, InputError> {
+pub(super) fn diff(given: &Given) -> Result<CommandOutput, PodInputError> {
     let (mut plans, mut wrong) = (Vec::new(), Vec::new());
     for operand in &given.operands {
         match side(operand, given) {
             Ok(plan) => plans.push(plan),
-            Err(InputError(all)) => wrong.extend(all.into_iter().map(|what| format!("{operand}: {what}"))),
+            Err(PodInputError(all)) => wrong.extend(all.into_iter().map(|what| format!("{operand}: {what}"))),
         }
     }
-    let [before, after] = plans.as_slice() else { return Err(InputError(wrong)) };
-    let compared = Compared::of(before, after);
+    let [before, after] = plans.as_slice() else { return Err(PodInputError(wrong)) };
+    let compared = PlanComparison::of(before, after);
     let text = if given.is_json() { Printable::json(&compared.json()) } else { compared.text(given.layout) };
-    Ok(Answer { text, code: if compared.traffic.is_empty() { FINE } else { FOUND } })
+    Ok(CommandOutput { text, code: if compared.traffic.is_empty() { FINE } else { FOUND } })
 }
 
 /// The plan of one side: of a manifest, or of flags. A pod that is not redirected has an empty plan.
-fn side(operand: &str, given: &Given) -> Result<Programmed, InputError> {
+fn side(operand: &str, given: &Given) -> Result<Programmed, PodInputError> {
     let Some(words) = operand.strip_prefix(FLAGS) else {
         let plan = decide(&input::pod_of_file(operand)?, given)?.unwrap_or_else(|_| RulePlan::empty());
         return Ok(Programmed { plan, backend: backend(&given.input.settings)? });
     };
-    let typed = flags::typed(words).map_err(InputError::of)?;
-    let settings = flags::input(typed).map_err(InputError::of)?.settings;
+    let typed = flags::typed(words).map_err(PodInputError::of)?;
+    let settings = flags::input(typed).map_err(PodInputError::of)?.settings;
     let mut wrong = flags::refused(&settings);
     wrong.extend(flags::wrong(&settings, &NameFiles));
     if !wrong.is_empty() {
-        return Err(InputError(wrong));
+        return Err(PodInputError(wrong));
     }
     let plan = if flags::is_ambient(&settings) {
         AmbientRedirect::parse(&settings)?.plan()
     } else {
-        let mut addresses = given.addresses().map_err(InputError::of)?;
+        let mut addresses = given.addresses().map_err(PodInputError::of)?;
         if addresses.is_empty() {
             addresses.push(SOMEWHERE);
         }
@@ -228,6 +231,6 @@ fn side(operand: &str, given: &Given) -> Result<Programmed, InputError> {
 }
 
 /// What programs the rules, as the settings say.
-fn backend(settings: &RawSettings) -> Result<BackendChoice, InputError> {
+fn backend(settings: &RawSettings) -> Result<BackendChoice, PodInputError> {
     Ok(RunOptions::parse(settings)?.backend)
 }

@@ -5,10 +5,10 @@ use reasons::AGENT_HEALTH;
 use settings_cli::{CommandLine, Pages};
 use settings_table::{SettingSpec, ValueKind};
 
-use super::{Answer, Given, NETNS_DIR, in_force, planned};
-use crate::error::InputError;
+use super::{CommandOutput, Given, NETNS_DIR, in_force, planned};
+use crate::error::PodInputError;
 use crate::node::CONF_DIR;
-use crate::plan::Format;
+use crate::plan::PlanLanguage;
 use crate::processes::PROC;
 use crate::text_writer::ColorChoice;
 
@@ -31,7 +31,7 @@ pub struct Definition {
     /// What help says besides the flags.
     pub pages: Pages,
     /// What it does.
-    pub run: fn(&Given) -> Result<Answer, InputError>,
+    pub run: fn(&Given) -> Result<CommandOutput, PodInputError>,
 }
 
 impl Definition {
@@ -179,7 +179,7 @@ pub const COMMANDS: &[Definition] = &[
             KUBECONFIG,
             CONF,
             ADDRESS,
-            SettingSpec::new(ValueKind::Choice(Format::WORDS), "The language of the plan; svg is a picture of the chains.")
+            SettingSpec::new(ValueKind::Choice(PlanLanguage::WORDS), "The language of the plan; svg is a picture of the chains.")
                 .flag("format")
                 .default("text"),
             OUTPUT,

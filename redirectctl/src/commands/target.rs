@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use super::Given;
-use crate::error::InputError;
+use crate::error::PodInputError;
 use crate::input;
 use crate::pod::Pod;
 use crate::show;
@@ -13,15 +13,15 @@ pub(super) const OWN: &str = "/proc/self/ns/net";
 
 /// A network namespace, and the pod it is of where one is known.
 #[derive(Debug)]
-pub(super) struct Target {
+pub(super) struct NamespaceTarget {
     pub(super) pod: Option<Pod>,
     pub(super) path: PathBuf,
 }
 
-impl Target {
+impl NamespaceTarget {
     /// The one that `POD`, `--file` and `--netns` name; by default the one this runs in. Not kept open, which
     /// would keep it alive.
-    pub(super) fn of(given: &Given, pod: Option<&str>) -> Result<Self, InputError> {
+    pub(super) fn of(given: &Given, pod: Option<&str>) -> Result<Self, PodInputError> {
         let pod = match (pod, given.flag("file")) {
             (Some(name), _) => Some(given.pod_named(name)?),
             (None, Some(file)) => Some(input::pod_of_file(file)?),
@@ -34,7 +34,7 @@ impl Target {
     }
 
     /// That of a pod, unless `--netns` names it.
-    pub(super) fn of_pod(pod: Pod, given: &Given) -> Result<Self, InputError> {
+    pub(super) fn of_pod(pod: Pod, given: &Given) -> Result<Self, PodInputError> {
         let path = path_of(&pod, given)?;
         Ok(Self { pod: Some(pod), path })
     }
@@ -46,7 +46,7 @@ impl Target {
 }
 
 /// The one that `--netns` names, else that of the pod that `--pod` names; none without both, because a manifest may be of a pod that does not run.
-pub(super) fn named(given: &Given, pod: Option<&Pod>) -> Result<Option<PathBuf>, InputError> {
+pub(super) fn named(given: &Given, pod: Option<&Pod>) -> Result<Option<PathBuf>, PodInputError> {
     match given.flag("pod").and(pod) {
         Some(pod) => path_of(pod, given).map(Some),
         None => Ok(given.flag("netns").map(Into::into)),
@@ -54,12 +54,12 @@ pub(super) fn named(given: &Given, pod: Option<&Pod>) -> Result<Option<PathBuf>,
 }
 
 /// The one that `--netns` names, else that of a pod.
-fn path_of(pod: &Pod, given: &Given) -> Result<PathBuf, InputError> {
+fn path_of(pod: &Pod, given: &Given) -> Result<PathBuf, PodInputError> {
     if let Some(path) = given.flag("netns") {
         return Ok(path.into());
     }
     if pod.host_network {
-        return Err(InputError(vec![format!(
+        return Err(PodInputError(vec![format!(
             "pod {} is on the host's network, and has no network namespace of its own",
             pod.name
         )]));
@@ -67,7 +67,7 @@ fn path_of(pod: &Pod, given: &Given) -> Result<PathBuf, InputError> {
     let directory = given.netns_dir();
     let found = show::find(pod, &directory, &given.processes()).map_err(|why| {
         let pod = &pod.name;
-        InputError(vec![format!(
+        PodInputError(vec![format!(
             "the network namespace of pod {pod} is not found: {why}; name it with --netns"
         )])
     })?;

@@ -10,12 +10,12 @@ use std::time::{Duration, Instant, SystemTime};
 use logging::DEFAULT_SCOPE;
 use netns_apply::netns::{Netns, NetnsError, NetnsId};
 use settings_table::parse_duration;
-use terminal::{AlternateScreen, Signals, WakeReason, write};
+use terminal::{AlternateScreen, TerminalSignals, WakeReason, write};
 
-use super::target::Target;
-use super::{Answer, Given};
-use crate::error::InputError;
-use crate::node::Node;
+use super::target::NamespaceTarget;
+use super::{CommandOutput, Given};
+use crate::error::PodInputError;
+use crate::node::NodeConfiguration;
 use crate::printable::Printable;
 use crate::watch::{
     Counter, CounterSnapshot, CounterUpdate, Screen, WatchExit, counted, counted_json, end_json, rules_json,
@@ -31,16 +31,16 @@ const MOST_FAILURES: u32 = 5;
 const USUAL_HEIGHT: usize = 24;
 
 /// `watch`
-pub(super) fn watch(given: &Given) -> Result<Answer, InputError> {
+pub(super) fn watch(given: &Given) -> Result<CommandOutput, PodInputError> {
     let pause = pause(given.flag("interval").unwrap_or("1s"))?;
-    let target = Target::of(given, given.operands.first().map(String::as_str))?;
-    let node = if target.pod.is_some() { given.node()? } else { Node::default() };
-    let id = Netns::open(&target.path).map_err(InputError::of)?.id();
+    let target = NamespaceTarget::of(given, given.operands.first().map(String::as_str))?;
+    let node = if target.pod.is_some() { given.node()? } else { NodeConfiguration::default() };
+    let id = Netns::open(&target.path).map_err(PodInputError::of)?.id();
     let watch = Watch { given, target, node, id, pause };
     let first = match watch.look() {
         Ok(look) => look,
-        Err(ReadFailure::Gone) => return Err(InputError::of("the network namespace is gone")),
-        Err(ReadFailure::Failed(why)) => return Err(InputError(vec![why])),
+        Err(ReadFailure::Gone) => return Err(PodInputError::of("the network namespace is gone")),
+        Err(ReadFailure::Failed(why)) => return Err(PodInputError(vec![why])),
     };
     if given.flag("once") == Some("true") {
         let subject = watch.target.subject();
@@ -49,24 +49,26 @@ pub(super) fn watch(given: &Given) -> Result<Answer, InputError> {
         } else {
             totals(&subject, &first, given.layout)
         };
-        return Ok(Answer { text, code: FINE });
+        return Ok(CommandOutput { text, code: FINE });
     }
     let runtime =
-        tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(InputError::of)?;
+        tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(PodInputError::of)?;
     match runtime.block_on(watch.go_on(first)) {
         Ok(done) => done?,
         // Who read it has seen enough.
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {}
-        Err(error) => return Err(InputError(vec![format!("cannot write to standard output: {error}")])),
+        Err(error) => return Err(PodInputError(vec![format!("cannot write to standard output: {error}")])),
     }
-    Ok(Answer { text: Printable::default(), code: FINE })
+    Ok(CommandOutput { text: Printable::default(), code: FINE })
 }
 
-fn pause(text: &str) -> Result<Duration, InputError> {
+fn pause(text: &str) -> Result<Duration, PodInputError> {
     let [least, most] = PAUSES;
     let parsed = parse_duration(text).ok().filter(|pause| (least..=most).contains(pause));
     let wrong = || {
-        InputError(vec![format!("flag --interval: {text:?} is not a duration such as 1s, from 100ms to 1h")])
+        PodInputError(vec![format!(
+            "flag --interval: {text:?} is not a duration such as 1s, from 100ms to 1h"
+        )])
     };
     parsed.ok_or_else(wrong)
 }
@@ -81,8 +83,8 @@ enum ReadFailure {
 
 struct Watch<'a> {
     given: &'a Given,
-    target: Target,
-    node: Node,
+    target: NamespaceTarget,
+    node: NodeConfiguration,
     id: NetnsId,
     pause: Duration,
 }
@@ -103,8 +105,8 @@ impl Watch<'_> {
         show::counters(&netns, self.target.pod.as_ref(), &self.node).map_err(ReadFailure::Failed)
     }
 
-    async fn go_on(&self, first: CounterSnapshot) -> io::Result<Result<(), InputError>> {
-        let mut signals = Signals::new()?;
+    async fn go_on(&self, first: CounterSnapshot) -> io::Result<Result<(), PodInputError>> {
+        let mut signals = TerminalSignals::new()?;
         let mut writer = Writer::new(self)?;
         let mut shown = Shown { look: first, added: Vec::new(), since: Duration::ZERO };
         let mut looked_at = Instant::now();
@@ -126,7 +128,7 @@ impl Watch<'_> {
                 Err(ReadFailure::Failed(why)) => {
                     failures += 1;
                     if failures == MOST_FAILURES {
-                        return Ok(Err(InputError(vec![why])));
+                        return Ok(Err(PodInputError(vec![why])));
                     }
                     log::warn!(target: DEFAULT_SCOPE, "{why}; looking again");
                 }
@@ -135,7 +137,12 @@ impl Watch<'_> {
     }
 
     /// Waits until the next round is due; returns whether a signal requests the end.
-    async fn wait(&self, signals: &mut Signals, writer: &mut Writer<'_>, shown: &Shown) -> io::Result<bool> {
+    async fn wait(
+        &self,
+        signals: &mut TerminalSignals,
+        writer: &mut Writer<'_>,
+        shown: &Shown,
+    ) -> io::Result<bool> {
         let due = Instant::now() + self.pause;
         loop {
             match signals.wait(due).await {

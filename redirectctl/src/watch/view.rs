@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use netfilter_state::ruleset::Counter;
 
-use super::{CounterSnapshot, Watched};
+use super::{CounterSnapshot, WatchedRule};
 use crate::printable::Printable;
-use crate::text_writer::{Layout, TextStyle, TextWriter};
+use crate::text_writer::{TextLayout, TextStyle, TextWriter};
 
 /// How many lines of a screen are not rules: the subject, the heading, and what is left out.
 const FRAME: usize = 4;
@@ -18,7 +18,7 @@ const OF_NAT: &str =
 
 /// All rules with their totals.
 #[must_use]
-pub fn totals(subject: &str, look: &CounterSnapshot, layout: Layout) -> Printable {
+pub fn totals(subject: &str, look: &CounterSnapshot, layout: TextLayout) -> Printable {
     let mut paper = TextWriter::new(layout);
     paper.heading(subject);
     if look.rules.is_empty() {
@@ -64,7 +64,7 @@ fn numbers(counter: Option<Counter>) -> String {
 
 /// The line that says what is watched from now on.
 #[must_use]
-pub fn started(time: &str, subject: &str, look: &CounterSnapshot, layout: Layout) -> Printable {
+pub fn started(time: &str, subject: &str, look: &CounterSnapshot, layout: TextLayout) -> Printable {
     let mut text = clipped(&format!("{time} {} rules of {subject}", look.rules.len()), layout.width);
     if look.without_counter() > 0 {
         text.push(&clipped(&silent(look), layout.width));
@@ -74,11 +74,11 @@ pub fn started(time: &str, subject: &str, look: &CounterSnapshot, layout: Layout
 
 /// The line of a rule that counted.
 #[must_use]
-pub fn counted(time: &str, rule: &Watched, added: Counter, layout: Layout) -> Printable {
+pub fn counted(time: &str, rule: &WatchedRule, added: Counter, layout: TextLayout) -> Printable {
     clipped(&format!("{time} +{} {}", added.packets, named(rule)), layout.width)
 }
 
-fn named(rule: &Watched) -> String {
+fn named(rule: &WatchedRule) -> String {
     let number = rule.place.rule.unwrap_or_default();
     format!("{} {} {number}: {}", rule.place.table, rule.place.chain, rule.text)
 }
@@ -105,7 +105,7 @@ impl Screen<'_> {
     /// As it is drawn: over the previous frame, so that nothing flickers. If the terminal has too few lines, rules that
     /// counted come before others.
     #[must_use]
-    pub fn text(&self, layout: Layout, height: usize) -> Printable {
+    pub fn text(&self, layout: TextLayout, height: usize) -> Printable {
         let room = height.saturating_sub(FRAME).max(1);
         let shown = self.shown(room);
         let mut lines = vec![(self.subject.to_owned(), Some(TextStyle::Bold))];
@@ -175,7 +175,7 @@ mod tests {
         let screen =
             Screen { subject: "pod a/b", look: &look, added: &added, since: Duration::from_secs(10) };
         for height in [1, 5, 8, 24, 100] {
-            let text = screen.text(Layout { width: 60, colour: false }, height);
+            let text = screen.text(TextLayout { width: 60, colour: false }, height);
             let plain = text.replace("\u{1b}[H", "").replace("\u{1b}[K", "").replace("\u{1b}[J", "");
             assert!(plain.lines().count() < height.max(5), "{height}: {plain}");
             assert!(plain.lines().all(|line| line.chars().count() <= 60), "{plain}");
@@ -193,7 +193,7 @@ mod tests {
 
     #[test]
     fn lines_are_one_line_each_and_say_which_rules_do_not_count() {
-        let layout = Layout::default();
+        let layout = TextLayout::default();
         let mut look = look(&[Some(3), None]);
         look.rules[0].text = format!("-p tcp -m comment --comment \u{1b}[31m\n{}", "x".repeat(200));
         let line = counted("12:00:00", &look.rules[0], Counter { packets: 2, bytes: 9 }, layout);

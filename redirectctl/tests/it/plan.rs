@@ -12,10 +12,10 @@ use redirect_core::settings::{NameLookup, NamespaceFacts};
 use redirect_core::{AmbientRedirect, Families, Family, Redirect, RulePlan};
 use redirectctl::commands::COMMANDS;
 use redirectctl::picture::of_trace;
-use redirectctl::plan::{Format, written};
-use redirectctl::text_writer::Layout;
+use redirectctl::plan::{PlanLanguage, written};
+use redirectctl::text_writer::TextLayout;
 use serde_json::Value;
-use settings_cli::Line;
+use settings_cli::LineRequest;
 
 /// The users and groups of the machine the recordings were made on, as far as they matter.
 struct Recorded;
@@ -42,7 +42,8 @@ fn strings(value: &Value) -> Vec<String> {
 /// The plan of a recorded command line, read as the command reads it; none where it is wrong.
 fn plan(case: &Value) -> Option<RulePlan> {
     let command = COMMANDS.iter().find(|command| command.name() == "plan").unwrap();
-    let Ok(Line::Work(line)) = command.line().read(strings(&case["args"]).into_iter().map(OsString::from))
+    let Ok(LineRequest::Work(line)) =
+        command.line().read(strings(&case["args"]).into_iter().map(OsString::from))
     else {
         panic!("{}: is a command line", case["name"]);
     };
@@ -84,7 +85,7 @@ fn every_recorded_plan_reads_back_from_its_restore_text() {
     let mut compared = 0;
     for case in recorded() {
         let Some(plan) = plan(&case) else { continue };
-        let text = written(&plan, Format::Restore, NativeForm::Plain, Layout::default());
+        let text = written(&plan, PlanLanguage::Restore, NativeForm::Plain, TextLayout::default());
         let back = read_back(&text);
         for family in plan.families() {
             let none = IptablesTables::new();
@@ -101,16 +102,16 @@ fn every_language_has_every_rule_of_every_plan() {
     for case in recorded() {
         let Some(plan) = plan(&case) else { continue };
         let name = &case["name"];
-        let of = |format| written(&plan, format, NativeForm::Plain, Layout::default());
+        let of = |format| written(&plan, format, NativeForm::Plain, TextLayout::default());
         let rules =
             plan.merged_rules().values().flat_map(|chains| chains.values()).map(Vec::len).sum::<usize>();
-        let text = of(Format::Text);
+        let text = of(PlanLanguage::Text);
         assert_eq!(text.lines().filter(|line| line.starts_with("      # ")).count(), rules, "{name}: {text}");
         assert!(text.lines().all(|line| line.chars().count() <= 80), "{name}: {text}");
-        let svg = of(Format::Svg);
+        let svg = of(PlanLanguage::Svg);
         let chains = plan.merged_rules().values().map(std::collections::BTreeMap::len).sum::<usize>();
         assert_eq!(svg.matches("<text ").count(), rules + chains, "{name}: {svg}");
-        let json: serde_json::Value = serde_json::from_str(&of(Format::Json)).unwrap();
+        let json: serde_json::Value = serde_json::from_str(&of(PlanLanguage::Json)).unwrap();
         assert_eq!(json, serde_json::to_value(&plan).unwrap(), "{name}");
     }
 }
@@ -155,7 +156,7 @@ fn flags_of_ambient_mode_are_read_as_recorded() {
         );
         for name in ["plan", "trace", "verify"] {
             let command = COMMANDS.iter().find(|command| command.name() == name).unwrap();
-            let Ok(Line::Work(line)) = command.line().read(words.iter().map(OsString::from)) else {
+            let Ok(LineRequest::Work(line)) = command.line().read(words.iter().map(OsString::from)) else {
                 panic!("{name} {words:?}: is a command line")
             };
             let settings = command.program().input(&line, []).settings;

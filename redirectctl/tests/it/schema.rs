@@ -9,11 +9,11 @@ use cni_core::pod_source::PodName;
 use jsonschema::Validator;
 use netfilter_state::netlink::kept::KeptTable;
 use netfilter_state::ruleset::{Api, Counter, TableFamily, TableName};
-use netns_apply::connections::Listener;
+use netns_apply::connections::WaitingSocket;
 use netns_apply::netns::Netns;
 use netns_apply::{ApplyOptions, Impact, Live};
-use packet_trace::interference::{self, Accepted, Effect, RuleRef, Severity};
-use packet_trace::{Origin, RuleLocation};
+use packet_trace::interference::{self, Accepted, Certainty, Effect, RuleRef};
+use packet_trace::{RuleLocation, RuleOrigin};
 use reasons::PodState;
 use redirect_core::accepted::AcceptedBy;
 use redirect_core::options::BackendChoice;
@@ -21,18 +21,18 @@ use redirect_core::plan::DataPlane;
 use redirect_core::rule::Protocol;
 use redirect_core::settings::{Key, NamespaceFacts, Source};
 use redirectctl::bundle::{Bundle, written_json};
-use redirectctl::cause::{Cause, Finding};
-use redirectctl::cni::{Answer, Attachment, Question};
+use redirectctl::cause::{Cause, PodFinding};
+use redirectctl::cni::{AttachedPod, PluginReply, PluginRequest};
 use redirectctl::commands::{COMMANDS, Definition};
 use redirectctl::diagnosis::PodDecision;
 use redirectctl::inspect::{InForce, Inspection};
-use redirectctl::node::Node;
+use redirectctl::node::NodeConfiguration;
 use redirectctl::pod::Pod;
 use redirectctl::report::Report;
-use redirectctl::scan::{Entry, Scan};
+use redirectctl::scan::{Scan, ScanEntry};
 use redirectctl::show;
-use redirectctl::traffic::{Compared, Programmed};
-use redirectctl::watch::{CounterSnapshot, WatchExit, Watched, counted_json, end_json, rules_json};
+use redirectctl::traffic::{PlanComparison, Programmed};
+use redirectctl::watch::{CounterSnapshot, WatchExit, WatchedRule, counted_json, end_json, rules_json};
 use serde_json::{Value, json};
 use test_support::netns::{Families, Namespace};
 
@@ -67,15 +67,15 @@ fn checked(document: &str, written: Vec<Value>) -> Vec<Value> {
     written
 }
 
-fn findings() -> Vec<Finding> {
-    Cause::ALL.iter().copied().map(|cause| Finding::new(cause, "seen")).collect()
+fn findings() -> Vec<PodFinding> {
+    Cause::ALL.iter().copied().map(|cause| PodFinding::new(cause, "seen")).collect()
 }
 
 fn accepted(by: AcceptedBy) -> Accepted {
     let table = TableName { api: Api::NfTables, family: TableFamily::Ip, name: "nat".into() };
     let place =
         RuleRef { table, base_chain: "OUTPUT".into(), hook: None, chain: "BACKUP".into(), rule: Some(1) };
-    let (severity, effect, rule) = (Severity::Does, Effect::Translates, "-j DNAT".into());
+    let (severity, effect, rule) = (Certainty::Does, Effect::Translates, "-j DNAT".into());
     let finding =
         interference::Finding { severity, place, rule, effect, traffic: BTreeSet::new(), example: None };
     Accepted { finding, by }
@@ -89,7 +89,7 @@ fn pod(annotations: &Value) -> Pod {
 
 /// Reports of everything that can be decided, made, and of the network namespace that the test runs in, checked.
 fn reports() -> Vec<Value> {
-    let node = Node::default();
+    let node = NodeConfiguration::default();
     let redirected = pod(
         &json!({"sidecar.istio.io/status": "{}", "traffic.sidecar.istio.io/excludeOutboundPorts": "3306"}),
     );
@@ -111,8 +111,8 @@ fn reports() -> Vec<Value> {
             InForce { backend: "native nftables", rules: None },
         ],
         listeners: [
-            Listener { protocol: Protocol::Udp, port: 53, user: 0 },
-            Listener { protocol: Protocol::Tcp, port: 1, user: 1337 },
+            WaitingSocket { protocol: Protocol::Udp, port: 53, user: 0 },
+            WaitingSocket { protocol: Protocol::Tcp, port: 1, user: 1337 },
         ]
         .into(),
         unexamined: vec!["the XDP program 7 of eth0".into()],
@@ -139,7 +139,7 @@ fn reports() -> Vec<Value> {
 }
 
 fn scans() -> Vec<Value> {
-    let entry = |state, data_plane| Entry {
+    let entry = |state, data_plane| ScanEntry {
         subject: "shop/web".into(),
         state,
         data_plane,
@@ -154,14 +154,14 @@ fn scans() -> Vec<Value> {
 
 fn watches() -> Vec<Value> {
     let table = |api, family, name: &str| TableName { api, family, name: name.into() };
-    let rule = |table: TableName, counter, origins| Watched {
+    let rule = |table: TableName, counter, origins| WatchedRule {
         place: RuleLocation { table, chain: "ISTIO_OUTPUT".into(), rule: Some(1) },
         text: "-j RETURN".into(),
         origins,
         counter,
     };
     let counter = Counter { packets: 3, bytes: u64::MAX };
-    let origin = Origin { setting: Key::ProxyUid, source: Source::Default, purpose: "for the proxy" };
+    let origin = RuleOrigin { setting: Key::ProxyUid, source: Source::Default, purpose: "for the proxy" };
     let look = CounterSnapshot {
         rules: vec![
             rule(table(Api::XTables, TableFamily::Ip6, "nat"), Some(counter), vec![origin]),
@@ -188,7 +188,7 @@ fn pod_name() -> PodName {
 }
 
 fn checks() -> Vec<Value> {
-    let attachment = Attachment {
+    let attachment = AttachedPod {
         pod: pod_name(),
         netns: "/run/netns/x".into(),
         addresses: vec!["10.1.0.2".parse().unwrap()],
@@ -197,11 +197,11 @@ fn checks() -> Vec<Value> {
     };
     let entry = json!({"cniVersion": "1.0.0", "name": "k8s", "type": "istio-cni", "disableCheck": true});
     let environment = [("PATH".to_owned(), "/bin".to_owned())].into();
-    let question = Question::check(&attachment, entry, "/opt/cni/bin/istio-cni".into(), environment);
-    let refused = Answer::Refused { code: 111, message: "m".into(), details: "d".into() };
+    let question = PluginRequest::check(&attachment, entry, "/opt/cni/bin/istio-cni".into(), environment);
+    let refused = PluginReply::Refused { code: 111, message: "m".into(), details: "d".into() };
     checked(
         "check",
-        [None, Some(Answer::AsPlanned), Some(refused)]
+        [None, Some(PluginReply::AsPlanned), Some(refused)]
             .iter()
             .map(|one| question.json(one.as_ref()))
             .collect(),
@@ -226,11 +226,15 @@ fn diffs() -> Vec<Value> {
         let addresses = ["10.1.0.2".parse().unwrap(), "fd00::2".parse().unwrap()];
         let mut pod = pod(&annotations);
         pod.facts.proxy.as_mut().unwrap().env.insert("ISTIO_DUAL_STACK".into(), "true".into());
-        let plan = Node::default().decide(&pod, &NamespaceFacts::new(&addresses)).plan().unwrap();
+        let plan =
+            NodeConfiguration::default().decide(&pod, &NamespaceFacts::new(&addresses)).plan().unwrap();
         Programmed { plan, backend: BackendChoice::Auto }
     };
     let (before, after) = (plan("3306"), plan("5432"));
-    checked("traffic", vec![Compared::of(&before, &after).json(), Compared::of(&before, &before).json()])
+    checked(
+        "traffic",
+        vec![PlanComparison::of(&before, &after).json(), PlanComparison::of(&before, &before).json()],
+    )
 }
 
 #[test]

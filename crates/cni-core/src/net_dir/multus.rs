@@ -7,7 +7,7 @@
 use serde_json::Value;
 
 use super::network::kind;
-use super::{Caller, Directory, Network, Uncalled, Unloadable, Verdict};
+use super::{Caller, Directory, Network, PluginCoverage, Uncalled, Unloadable};
 
 /// The types of Multus's plugins begin with it: `multus` does the work itself, `multus-shim` asks the node's daemon.
 const PREFIX: &str = "multus";
@@ -37,7 +37,7 @@ pub(super) fn is(plugin: &Value) -> bool {
 
 impl Directory {
     /// The verdict where the runtime's file has Multus, and not our plugin.
-    pub(super) fn of_multus<'d>(&'d self, file: &'d str, plugin: &Value) -> Verdict<'d> {
+    pub(super) fn of_multus<'d>(&'d self, file: &'d str, plugin: &Value) -> PluginCoverage<'d> {
         let multus = file.to_owned();
         let runs = self.multus_runs(plugin);
         let mut open = None;
@@ -51,7 +51,7 @@ impl Directory {
                 let runs = format!("the network {}", network.name.as_deref().unwrap_or("without a name"));
                 let uncalled = (!is_sure).then(|| Uncalled::MultusElsewhere { multus: multus.clone(), runs });
                 let caller = Some(Caller { file: name, network: network.clone(), is_inlined });
-                return Verdict { caller, uncalled };
+                return PluginCoverage { caller, uncalled };
             }
         }
         for run in &runs {
@@ -60,10 +60,10 @@ impl Directory {
             }
         }
         if let Some(runs) = open {
-            return Verdict::no(Uncalled::MultusElsewhere { multus, runs });
+            return PluginCoverage::no(Uncalled::MultusElsewhere { multus, runs });
         }
         let words: Vec<String> = runs.iter().map(Run::words).collect();
-        Verdict::no(Uncalled::Multus { multus, runs: words.join(", ") })
+        PluginCoverage::no(Uncalled::Multus { multus, runs: words.join(", ") })
     }
 
     /// Whether a Multus of the directory names a file of it by its path, and so depends on the name.

@@ -1,7 +1,7 @@
 //! Which versions of the specification and which commands the plugin supports.
 
 use super::version::NAMES;
-use super::{CniError, Code, Command, Version};
+use super::{CniCommand, CniError, Code, Version};
 
 impl Version {
     /// Reads the `cniVersion` of a configuration; empty means the oldest.
@@ -24,11 +24,11 @@ impl Version {
     ///
     /// # Errors
     /// The version does not have it.
-    pub fn require(self, command: Command) -> Result<(), CniError> {
+    pub fn require(self, command: CniCommand) -> Result<(), CniError> {
         let since = match command {
-            Command::Add | Command::Del | Command::Version => Self::OLDEST,
-            Command::Check => Self::WITH_CHECK,
-            Command::Gc | Command::Status => Self::NEWEST,
+            CniCommand::Add | CniCommand::Del | CniCommand::Version => Self::OLDEST,
+            CniCommand::Check => Self::WITH_CHECK,
+            CniCommand::Gc | CniCommand::Status => Self::NEWEST,
         };
         if self >= since {
             return Ok(());
@@ -56,9 +56,9 @@ mod tests {
     #[test]
     fn commands_came_with_versions() {
         assert_eq!(Version::WITH_CHECK.name(), "0.4.0");
-        assert!(Version::parse("0.3.1").unwrap().require(Command::Check).is_err());
-        assert!(Version::WITH_CHECK.require(Command::Check).is_ok());
-        assert!(Version::parse("1.0.0").unwrap().require(Command::Status).is_err());
-        assert!(Version::NEWEST.require(Command::Gc).is_ok());
+        assert!(Version::parse("0.3.1").unwrap().require(CniCommand::Check).is_err());
+        assert!(Version::WITH_CHECK.require(CniCommand::Check).is_ok());
+        assert!(Version::parse("1.0.0").unwrap().require(CniCommand::Status).is_err());
+        assert!(Version::NEWEST.require(CniCommand::Gc).is_ok());
     }
 }

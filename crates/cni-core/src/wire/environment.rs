@@ -6,7 +6,7 @@ use std::{ffi::OsString, path::PathBuf};
 
 /// What the runtime wants.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Command {
+pub enum CniCommand {
     /// Attach a container.
     Add,
     /// Look whether an attachment is as it should be.
@@ -21,7 +21,7 @@ pub enum Command {
     Version,
 }
 
-impl Command {
+impl CniCommand {
     const ALL: [Self; 6] = [Self::Add, Self::Check, Self::Del, Self::Gc, Self::Status, Self::Version];
 
     /// Its name in CNI_COMMAND.
@@ -63,7 +63,7 @@ pub struct PodArgs {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Invocation {
     /// The command.
-    pub command: Command,
+    pub command: CniCommand,
     /// The container; empty where the command needs none.
     pub container_id: String,
     /// Its network namespace.
@@ -91,9 +91,9 @@ impl Invocation {
         let word = text("CNI_COMMAND");
         let (container_id, ifname, args) = (text("CNI_CONTAINERID"), text("CNI_IFNAME"), text("CNI_ARGS"));
         let netns = get("CNI_NETNS").filter(|path| !path.is_empty()).map(PathBuf::from);
-        let command = Command::ALL.into_iter().find(|command| command.word() == word);
+        let command = CniCommand::ALL.into_iter().find(|command| command.word() == word);
         let Some(command) = command else {
-            let known = Command::ALL.map(Command::word).join(", ");
+            let known = CniCommand::ALL.map(CniCommand::word).join(", ");
             problems.insert(0, format!("CNI_COMMAND: {word:?} is not one of {known}"));
             return Err(CniError::of_problems(Code::Environment, &problems));
         };
@@ -105,10 +105,10 @@ impl Invocation {
         check_container_id(&container_id, &mut problems);
         check_ifname(&ifname, &mut problems);
         let pod = match command {
-            Command::Add | Command::Check => pod_args(&args, &mut problems),
-            Command::Del | Command::Gc | Command::Status | Command::Version => PodArgs::default(),
+            CniCommand::Add | CniCommand::Check => pod_args(&args, &mut problems),
+            CniCommand::Del | CniCommand::Gc | CniCommand::Status | CniCommand::Version => PodArgs::default(),
         };
-        if command == Command::Version || problems.is_empty() {
+        if command == CniCommand::Version || problems.is_empty() {
             return Ok(Self { command, container_id, netns, ifname, pod });
         }
         Err(CniError::of_problems(Code::Environment, &problems))
@@ -230,7 +230,7 @@ mod tests {
     #[test]
     fn version_needs_nothing_and_del_no_namespace() {
         let nothing = |name: &str| (name == "CNI_COMMAND").then(|| "VERSION".into());
-        assert_eq!(Invocation::read(nothing).map(|read| read.command), Ok(Command::Version));
+        assert_eq!(Invocation::read(nothing).map(|read| read.command), Ok(CniCommand::Version));
         let del = read(&[("CNI_COMMAND", "DEL"), ("CNI_NETNS", ""), ("CNI_ARGS", "broken")]).unwrap();
         assert_eq!(del.netns, None);
     }

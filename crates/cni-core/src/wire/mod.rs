@@ -10,7 +10,7 @@ mod result;
 mod version;
 
 pub(crate) use environment::is_plain_name;
-pub use environment::{Command, Invocation, PodArgs};
+pub use environment::{CniCommand, Invocation, PodArgs};
 pub use error::{CniError, Code};
 pub use object::RawObject;
 pub use result::PrevResult;

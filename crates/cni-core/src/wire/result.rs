@@ -1,7 +1,7 @@
 //! The result: what the plugin before us in the chain said, as it said it.
 
 use super::{RawObject, Version};
-use crate::fields::Reader;
+use crate::fields::FieldReader;
 use crate::plugin_event::{PodIp, PodNetwork};
 use serde_json::{Value, value::RawValue};
 use std::net::IpAddr;
@@ -12,7 +12,7 @@ pub struct PrevResult(Option<String>);
 
 impl PrevResult {
     /// Takes `prevResult` from a configuration and notes what is wrong with the parts the specification knows.
-    pub fn read(object: &RawObject<'_>, reader: &mut Reader) -> Self {
+    pub fn read(object: &RawObject<'_>, reader: &mut FieldReader) -> Self {
         let Some(value) = object.value("prevResult") else { return Self(None) };
         if reader.object("prevResult", Some(&value)).is_some() {
             check(&value, reader);
@@ -60,7 +60,7 @@ fn pod_ip(item: &Value, address: &str) -> Option<PodIp> {
 
 /// Checks the types of all fields of all versions: a later plugin, or the runtime, would stumble over them after we
 /// have programmed the pod.
-fn check(result: &Value, reader: &mut Reader) {
+fn check(result: &Value, reader: &mut FieldReader) {
     if let Some(version) = reader.string("prevResult.cniVersion", result.get("cniVersion"))
         && Version::parse(version).is_err()
     {
@@ -96,7 +96,7 @@ fn check(result: &Value, reader: &mut Reader) {
     reader.object("prevResult.dns", result.get("dns"));
 }
 
-fn routes(path: &str, routes: Option<&Value>, reader: &mut Reader) {
+fn routes(path: &str, routes: Option<&Value>, reader: &mut FieldReader) {
     for (index, item) in reader.list(path, routes).iter().enumerate() {
         let path = format!("{path}[{index}]");
         if reader.object(&path, Some(item)).is_some() {
@@ -106,14 +106,14 @@ fn routes(path: &str, routes: Option<&Value>, reader: &mut Reader) {
     }
 }
 
-fn prefix(path: &str, value: Option<&Value>, reader: &mut Reader) {
+fn prefix(path: &str, value: Option<&Value>, reader: &mut FieldReader) {
     let Some(text) = reader.string(path, value) else { return };
     if PodNetwork::parse(text).is_none() {
         reader.problem(format!("{path}: {text:?} is not an address with prefix length"));
     }
 }
 
-fn address(path: &str, value: Option<&Value>, reader: &mut Reader) {
+fn address(path: &str, value: Option<&Value>, reader: &mut FieldReader) {
     let Some(text) = reader.string(path, value) else { return };
     if !text.is_empty() && text.parse::<IpAddr>().is_err() {
         reader.problem(format!("{path}: {text:?} is not an IP address"));
@@ -126,7 +126,7 @@ mod tests {
 
     fn read(prev: &str) -> (PrevResult, Vec<String>) {
         let conf = format!(r#"{{"prevResult":{prev}}}"#);
-        let mut reader = Reader::default();
+        let mut reader = FieldReader::default();
         let result = PrevResult::read(&serde_json::from_str(&conf).unwrap(), &mut reader);
         (result, reader.into_problems())
     }

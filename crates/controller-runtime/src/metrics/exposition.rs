@@ -8,7 +8,7 @@ use prometheus_client::registry::Registry;
 
 /// A format in which metrics are scraped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Format {
+pub enum ScrapeFormat {
     /// Prometheus' own text.
     Text,
     /// OpenMetrics 1.0.0.
@@ -17,7 +17,7 @@ pub enum Format {
     EarlyOpenMetrics,
 }
 
-impl Format {
+impl ScrapeFormat {
     /// The first format of the client's preference that exists, as the Prometheus client library for Go chooses it: a wildcard, like no
     /// header at all, gets Prometheus' text.
     #[must_use]
@@ -58,7 +58,7 @@ impl Format {
 }
 
 /// A media range with its preference: none if it is refused, and no format if it names none of ours.
-fn range(range: &str) -> Option<(f32, Option<Format>)> {
+fn range(range: &str) -> Option<(f32, Option<ScrapeFormat>)> {
     let mut parts = range.split(';').map(str::trim);
     let media_type = parts.next()?.to_ascii_lowercase();
     let parameters: Vec<_> = parts.filter_map(|part| part.split_once('=')).collect();
@@ -68,9 +68,9 @@ fn range(range: &str) -> Option<(f32, Option<Format>)> {
     };
     let preference = parameter("q").map_or(1.0, |value| value.parse().unwrap_or(0.0));
     let format = match (media_type.as_str(), parameter("version")) {
-        ("text/plain", None | Some("0.0.4")) => Some(Format::Text),
-        ("application/openmetrics-text", None | Some("1.0.0")) => Some(Format::OpenMetrics),
-        ("application/openmetrics-text", Some("0.0.1")) => Some(Format::EarlyOpenMetrics),
+        ("text/plain", None | Some("0.0.4")) => Some(ScrapeFormat::Text),
+        ("application/openmetrics-text", None | Some("1.0.0")) => Some(ScrapeFormat::OpenMetrics),
+        ("application/openmetrics-text", Some("0.0.1")) => Some(ScrapeFormat::EarlyOpenMetrics),
         _ => None,
     };
     (preference > 0.0).then_some((preference, format))
@@ -101,17 +101,17 @@ mod tests {
     use prometheus_client::metrics::gauge::Gauge;
     use prometheus_client::metrics::histogram::Histogram;
 
-    fn wanted(accept: &[&str]) -> Format {
+    fn wanted(accept: &[&str]) -> ScrapeFormat {
         let mut headers = HeaderMap::new();
         for value in accept {
             headers.append(ACCEPT, value.parse().expect("a value"));
         }
-        Format::wanted(&headers)
+        ScrapeFormat::wanted(&headers)
     }
 
     #[test]
     fn a_client_gets_the_format_it_prefers() {
-        use Format::{EarlyOpenMetrics, OpenMetrics, Text};
+        use ScrapeFormat::{EarlyOpenMetrics, OpenMetrics, Text};
         const PROMETHEUS_2: &str = "application/openmetrics-text;version=1.0.0;q=0.5,application/openmetrics-text;version=0.0.1;q=0.4,\
             text/plain;version=0.0.4;q=0.3,*/*;q=0.2";
         const PROMETHEUS_3: &str = "application/vnd.google.protobuf;proto=io.prometheus.client.MetricFamily;encoding=delimited;q=0.7,\
@@ -153,11 +153,11 @@ mod tests {
             # HELP reads_open Open reads.\n# TYPE reads_open gauge\nreads_open 0\n\
             # HELP read_seconds Time.\n# TYPE read_seconds histogram\nread_seconds_sum 0.0\nread_seconds_count 0\n\
             read_seconds_bucket{le=\"1.0\"} 0\nread_seconds_bucket{le=\"+Inf\"} 0\n# EOF\n";
-        assert_eq!(Format::OpenMetrics.write(&registry), open_metrics);
-        assert_eq!(Format::EarlyOpenMetrics.write(&registry), open_metrics);
+        assert_eq!(ScrapeFormat::OpenMetrics.write(&registry), open_metrics);
+        assert_eq!(ScrapeFormat::EarlyOpenMetrics.write(&registry), open_metrics);
         let text = open_metrics
             .replace(" reads Reads", " reads_total Reads")
             .replace(" reads counter", " reads_total counter");
-        assert_eq!(Format::Text.write(&registry), text.replace("# EOF\n", ""));
+        assert_eq!(ScrapeFormat::Text.write(&registry), text.replace("# EOF\n", ""));
     }
 }

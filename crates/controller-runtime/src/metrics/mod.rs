@@ -31,7 +31,7 @@ pub struct Described {
 impl Described {
     /// A metric of this type.
     #[must_use]
-    pub const fn of<M: Kind>(name: &'static str, help: fn() -> String) -> Self {
+    pub const fn of<M: MetricKind>(name: &'static str, help: fn() -> String) -> Self {
         Self { name, kind: M::KIND, labels: M::LABELS, help }
     }
 
@@ -43,26 +43,26 @@ impl Described {
 }
 
 /// The kind and the labels of a type of metric.
-pub trait Kind {
+pub trait MetricKind {
     /// Counter, gauge or histogram.
     const KIND: &'static str;
     /// The names of the labels, separated by commas.
     const LABELS: &'static str = "";
 }
 
-impl Kind for Counter {
+impl MetricKind for Counter {
     const KIND: &'static str = "counter";
 }
 
-impl Kind for Gauge {
+impl MetricKind for Gauge {
     const KIND: &'static str = "gauge";
 }
 
-impl Kind for Histogram {
+impl MetricKind for Histogram {
     const KIND: &'static str = "histogram";
 }
 
-impl<L: LabelNames, M: Kind, C> Kind for Family<L, M, C> {
+impl<L: LabelNames, M: MetricKind, C> MetricKind for Family<L, M, C> {
     const KIND: &'static str = M::KIND;
     const LABELS: &'static str = L::NAMES;
 }

@@ -3,7 +3,7 @@
 use std::io::{self, Read};
 use std::time::Duration;
 
-use api_lists::{Keep, Limits, ListError, Listing, Page};
+use api_lists::{Keep, ListError, ListLimits, Listing, Page};
 use cluster_client::params::ListParams;
 use cluster_client::{Built, Request, RequestError};
 use hyper::body::Bytes;
@@ -43,7 +43,7 @@ pub enum Freshness {
 
 /// What was kept of a list.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Listed<T> {
+pub struct ListContent<T> {
     /// What was kept.
     pub kept: Vec<T>,
     /// The version that the list shows.
@@ -52,13 +52,13 @@ pub struct Listed<T> {
 
 /// A collection of the API, and what its lists are.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Source {
+pub struct ListSource {
     /// The path of the collection.
     pub path: String,
     /// The kind of its lists, such as `PodList`.
     pub kind: &'static str,
     /// How much a list may have.
-    pub limits: Limits,
+    pub limits: ListLimits,
 }
 
 impl Cluster {
@@ -68,11 +68,11 @@ impl Cluster {
     /// Why it cannot be read.
     pub async fn list<K>(
         &self,
-        source: &Source,
+        source: &ListSource,
         of: &Selection,
         freshness: Freshness,
         keep: K,
-    ) -> Result<Listed<K::Kept>, ReadError>
+    ) -> Result<ListContent<K::Kept>, ReadError>
     where
         K: Keep<Kept: Send> + Clone + Send + 'static,
     {
@@ -86,7 +86,7 @@ impl Cluster {
                 kept.extend(page.kept);
                 match page.rest {
                     Some(token) => rest = Some(token),
-                    None => return Ok(Listed { kept, version: page.version }),
+                    None => return Ok(ListContent { kept, version: page.version }),
                 }
             }
         };

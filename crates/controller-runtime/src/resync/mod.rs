@@ -12,9 +12,9 @@ use serde_json::Value;
 
 use crate::SCOPE;
 use crate::cluster::ApiHandle;
-use crate::outage::{LONGEST_RETRY, Retry};
-pub use api_lists::{Keep, Limits};
-pub use list::{Freshness, Listed, Selection, Source};
+use crate::outage::{LONGEST_RETRY, OutageRetry};
+pub use api_lists::{Keep, ListLimits};
+pub use list::{Freshness, ListContent, ListSource, Selection};
 pub use watch::{WATCH_PATIENCE, WatchEnd};
 
 /// Why a collection cannot be read or watched.
@@ -87,7 +87,7 @@ pub struct Collection {
     /// What it contains, as log lines name it.
     pub what: &'static str,
     /// Where it comes from.
-    pub source: Source,
+    pub source: ListSource,
     /// Which of its objects.
     pub selection: Selection,
     /// How current its list must be.
@@ -161,7 +161,7 @@ impl Followed {
 /// Keeps a copy current for ever.
 pub async fn run(connection: &ApiHandle, collection: &Collection, replica: &impl Replica) -> Infallible {
     let what = collection.what;
-    let mut retry = Retry::new(format!("cannot watch {what}"), format!("watching {what} again"))
+    let mut retry = OutageRetry::new(format!("cannot watch {what}"), format!("watching {what} again"))
         .longest(collection.spread.max(LONGEST_RETRY));
     let mut version = None;
     loop {

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::SCOPE;
-use crate::metrics::exposition::Format;
+use crate::metrics::exposition::ScrapeFormat;
 use crate::supervisor::Supervisor;
 use http_body_util::{BodyExt, Collected, Full, Limited};
 use hyper::body::{Bytes, Incoming};
@@ -39,17 +39,17 @@ const CONNECTION_PATIENCE: Duration = Duration::from_secs(30);
 pub type Address = (Option<IpAddr>, u16);
 
 /// An answer.
-pub type Answer = Response<Full<Bytes>>;
+pub type HttpResponse = Response<Full<Bytes>>;
 
 /// Answers requests.
 pub type Handler =
-    Arc<dyn Fn(Request<Incoming>) -> Pin<Box<dyn Future<Output = Answer> + Send>> + Send + Sync>;
+    Arc<dyn Fn(Request<Incoming>) -> Pin<Box<dyn Future<Output = HttpResponse> + Send>> + Send + Sync>;
 
 /// Answers requests by what is known to all of them.
 pub fn handler<S, F>(shared: &Arc<S>, answer: fn(Arc<S>, Request<Incoming>) -> F) -> Handler
 where
     S: Send + Sync + 'static,
-    F: Future<Output = Answer> + Send + 'static,
+    F: Future<Output = HttpResponse> + Send + 'static,
 {
     let shared = shared.clone();
     Arc::new(move |request| Box::pin(answer(shared.clone(), request)))
@@ -78,7 +78,7 @@ pub async fn body(request: Request<Incoming>, most: usize) -> Result<Bytes, Body
 
 /// Whether the process works: whether none of its tasks has ended unexpectedly.
 #[must_use]
-pub fn healthz(tasks: &Supervisor) -> Answer {
+pub fn healthz(tasks: &Supervisor) -> HttpResponse {
     match tasks.dead() {
         None => text(StatusCode::OK, "ok\n"),
         Some(dead) => text(StatusCode::SERVICE_UNAVAILABLE, format!("{dead}\n")),
@@ -87,8 +87,8 @@ pub fn healthz(tasks: &Supervisor) -> Answer {
 
 /// The metrics of a registry, in the format that a request with these headers prefers.
 #[must_use]
-pub fn metrics(registry: &Registry, headers: &HeaderMap) -> Answer {
-    let format = Format::wanted(headers);
+pub fn metrics(registry: &Registry, headers: &HeaderMap) -> HttpResponse {
+    let format = ScrapeFormat::wanted(headers);
     let mut answer = text(StatusCode::OK, format.write(registry));
     answer.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(format.content_type()));
     answer.headers_mut().insert(VARY, HeaderValue::from_static("Accept"));
@@ -96,7 +96,7 @@ pub fn metrics(registry: &Registry, headers: &HeaderMap) -> Answer {
 }
 
 /// A plain answer.
-pub fn text(status: StatusCode, body: impl Into<Bytes>) -> Answer {
+pub fn text(status: StatusCode, body: impl Into<Bytes>) -> HttpResponse {
     let mut answer = Response::new(Full::new(body.into()));
     *answer.status_mut() = status;
     answer.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
@@ -105,7 +105,7 @@ pub fn text(status: StatusCode, body: impl Into<Bytes>) -> Answer {
 
 /// A response to a method that is not supported.
 #[must_use]
-pub fn only(methods: &'static str) -> Answer {
+pub fn only(methods: &'static str) -> HttpResponse {
     let mut answer = text(StatusCode::METHOD_NOT_ALLOWED, format!("only {methods}\n"));
     answer.headers_mut().insert(ALLOW, HeaderValue::from_static(methods));
     answer
@@ -163,14 +163,14 @@ pub async fn start_optional(tasks: &Supervisor, name: &'static str, address: Add
 }
 
 /// Something that accepts connections.
-pub trait Listener {
+pub trait Acceptor {
     /// A connection.
     type Stream: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + Send + 'static;
     /// The next connection.
     fn next(&self) -> impl Future<Output = io::Result<Self::Stream>> + Send;
 }
 
-impl Listener for TcpListener {
+impl Acceptor for TcpListener {
     type Stream = TcpStream;
     async fn next(&self) -> io::Result<TcpStream> {
         self.accept().await.map(|(stream, _)| stream)
@@ -178,7 +178,7 @@ impl Listener for TcpListener {
 }
 
 /// Answers requests for ever. Silent clients, however many, do not block others.
-pub async fn connections(listener: impl Listener, answer: Handler) -> Infallible {
+pub async fn connections(listener: impl Acceptor, answer: Handler) -> Infallible {
     let slots = Slots::new(MOST_CONNECTIONS);
     loop {
         let stream = match listener.next().await {
@@ -220,7 +220,7 @@ pub async fn connections(listener: impl Listener, answer: Handler) -> Infallible
 pub fn spawn(
     tasks: &Supervisor,
     name: &'static str,
-    listener: impl Listener + Send + Sync + 'static,
+    listener: impl Acceptor + Send + Sync + 'static,
     answer: Handler,
 ) -> AbortHandle {
     tasks.spawn(name, async move { match connections(listener, answer).await {} })

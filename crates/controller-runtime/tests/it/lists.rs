@@ -7,9 +7,9 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use cluster_client::{Account, Trust};
-use controller_runtime::cluster::{ApiHandle, Identity};
+use controller_runtime::cluster::{ApiHandle, ControllerIdentity};
 use controller_runtime::resync::{
-    self, Collection, Freshness, Limits, ReadError, Replica, Selection, Source,
+    self, Collection, Freshness, ListLimits, ListSource, ReadError, Replica, Selection,
 };
 use serde_json::{Value, json};
 use test_support::port;
@@ -33,8 +33,12 @@ impl Server {
         let token = folder.path().join("token");
         std::fs::write(&token, "abc\n").expect("writes");
         let text = str::to_owned;
-        let identity =
-            Identity { namespace: text("mesh"), pod: text("p"), node: text("n"), daemon_set: text("d") };
+        let identity = ControllerIdentity {
+            namespace: text("mesh"),
+            pod: text("p"),
+            node: text("n"),
+            daemon_set: text("d"),
+        };
         let account = Account::new(format!("http://127.0.0.1:{port}"), Trust::Unverified, token);
         Self { connection: ApiHandle::new(account, identity), requests, _folder: folder }
     }
@@ -63,8 +67,8 @@ fn serve(mut stream: TcpStream, answer: &dyn Fn(&str, usize) -> String, count: &
     }
 }
 
-fn pods() -> Source {
-    Source { path: "/api/v1/pods".to_owned(), kind: "PodList", limits: Limits::OF_NODE }
+fn pods() -> ListSource {
+    ListSource { path: "/api/v1/pods".to_owned(), kind: "PodList", limits: ListLimits::OF_NODE }
 }
 
 fn everything() -> Selection {

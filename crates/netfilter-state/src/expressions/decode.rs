@@ -3,8 +3,8 @@
 use super::{
     abi::{PORTS_GIVEN, base, ct, direction, meta},
     expression::AddressOffset,
-    reading::{Bits, Expression, Field, Loaded, Origin, Xt, negated},
-    seen::{self, Reader},
+    reading::{Bits, Expression, Field, Loaded, ValueOrigin, Xt, negated},
+    seen::{self, ExpressionReader},
     wire::Attributes,
     xt::{self, ConntrackInfo, WRITTEN_AS_STATE},
 };
@@ -17,7 +17,7 @@ use redirect_core::{
 /// Reads the expressions of a rule; `None` for a rule that none of ours can be.
 pub(crate) fn rule(expressions: Attributes<'_>, family: Family) -> Option<Rule> {
     let (sets, mut looked_up, mut target) = (Sets::new(), 0, None);
-    let mut reader = Reader::new(Some(family), &sets, &mut looked_up);
+    let mut reader = ExpressionReader::new(Some(family), &sets, &mut looked_up);
     for (_, element) in expressions {
         let expression = Expression::read(element)?;
         // Behind the target nothing more can happen.
@@ -32,7 +32,7 @@ pub(crate) fn rule(expressions: Attributes<'_>, family: Family) -> Option<Rule> 
 
 /// Reads an expression; the target if it is one. `None` if it does more than the decoded view shows, or in a form no plan uses.
 fn read<'a>(
-    reader: &mut Reader<'a, '_>,
+    reader: &mut ExpressionReader<'a, '_>,
     expression: Expression<'a>,
     family: Family,
 ) -> Option<Option<Target>> {
@@ -95,12 +95,12 @@ pub(crate) fn matched(name: &str, revision: u32, info: &[u8]) -> Option<Vec<Matc
 /// Whether a comparison is one of all that is loaded, with something that it can be, and not another way of asking the same.
 fn is_exact(loaded: &Loaded<'_>, value: &[u8], family: Family) -> bool {
     match (loaded.origin, loaded.bits) {
-        (Origin::Field(Field::Ct(ct::STATE)), Bits::All)
-        | (Origin::Field(Field::Meta(meta::IN_INDEX | meta::OUT_INDEX)), _) => false,
-        (Origin::Field(Field::Ct(ct::DIRECTION)), _) => {
+        (ValueOrigin::Field(Field::Ct(ct::STATE)), Bits::All)
+        | (ValueOrigin::Field(Field::Meta(meta::IN_INDEX | meta::OUT_INDEX)), _) => false,
+        (ValueOrigin::Field(Field::Ct(ct::DIRECTION)), _) => {
             matches!(value, [direction::ORIGINAL | direction::REPLY])
         }
-        (Origin::Field(Field::Payload { base, offset, length }), bits) => {
+        (ValueOrigin::Field(Field::Payload { base, offset, length }), bits) => {
             let is_whole = usize::try_from(length) == Ok(value.len());
             match (base, bits) {
                 // Bits that the mask has cleared can equal nothing but 0.

@@ -2,7 +2,7 @@
 
 use super::{
     abi::{attribute, base, ct, direction, meta, operator, register, verdict},
-    wire::Writer,
+    wire::MessageWriter,
     xt::Extension,
 };
 use ipnet::IpNet;
@@ -17,10 +17,10 @@ use std::net::IpAddr;
 const LONGEST: usize = 16;
 
 /// Writes expressions into the list of a rule.
-pub(crate) struct Expressions<'a>(pub(crate) &'a mut Writer);
+pub(crate) struct Expressions<'a>(pub(crate) &'a mut MessageWriter);
 
 impl Expressions<'_> {
-    fn expression(&mut self, name: &str, body: impl FnOnce(&mut Writer)) {
+    fn expression(&mut self, name: &str, body: impl FnOnce(&mut MessageWriter)) {
         self.0.nested(attribute::list::ELEMENT, |element| {
             element.text(attribute::expression::NAME, name);
             element.nested(attribute::expression::DATA, body);

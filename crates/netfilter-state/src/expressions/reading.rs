@@ -8,7 +8,7 @@ mod registers;
 pub(crate) mod sets;
 
 pub(crate) use key_part::KeyPart;
-pub(crate) use loaded::{Bits, Loaded, Origin, WIDEST_OF_MAPS};
+pub(crate) use loaded::{Bits, Loaded, ValueOrigin, WIDEST_OF_MAPS};
 pub(crate) use registers::Registers;
 
 use super::{
@@ -196,7 +196,7 @@ pub(crate) enum Expression<'a> {
         family: Option<u32>,
         port: Option<u32>,
     },
-    Lookup(Lookup<'a>),
+    Lookup(LookupExpression<'a>),
     Match(Xt<'a>),
     Target(Xt<'a>),
     /// An unsupported one, or one that lacks what its kind needs.
@@ -208,7 +208,7 @@ pub(crate) enum Expression<'a> {
 
 /// A lookup in a set or map.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Lookup<'a> {
+pub(crate) struct LookupExpression<'a> {
     from: Option<u32>,
     to: Option<u32>,
     flags: u32,
@@ -217,15 +217,15 @@ pub(crate) struct Lookup<'a> {
 }
 
 /// Sets are compared by what is in them.
-impl PartialEq for Lookup<'_> {
+impl PartialEq for LookupExpression<'_> {
     fn eq(&self, other: &Self) -> bool {
         (self.from, self.to, self.flags) == (other.from, other.to, other.flags)
     }
 }
 
-impl Eq for Lookup<'_> {}
+impl Eq for LookupExpression<'_> {}
 
-impl Lookup<'_> {
+impl LookupExpression<'_> {
     pub(crate) fn is_verdict_map(&self) -> bool {
         self.to == Some(register::VERDICT)
     }
@@ -304,7 +304,7 @@ impl<'a> Expression<'a> {
                 family: data.u32(attribute::tproxy::FAMILY),
                 port: data.u32(attribute::tproxy::PORT),
             }),
-            b"lookup" => Some(Self::Lookup(Lookup {
+            b"lookup" => Some(Self::Lookup(LookupExpression {
                 from: data.u32(attribute::lookup::SOURCE),
                 to: data.u32(attribute::lookup::DESTINATION),
                 flags: data.u32(attribute::lookup::FLAGS).unwrap_or_default(),
@@ -441,7 +441,7 @@ pub(crate) fn jump_of(expressions: Attributes<'_>) -> Option<&str> {
 mod tests {
     use super::*;
     use crate::{
-        expressions::{abi::verdict, decode, expression::Expressions, seen, wire::Writer},
+        expressions::{abi::verdict, decode, expression::Expressions, seen, wire::MessageWriter},
         ruleset::{Condition, Statement},
     };
     use redirect_core::{
@@ -449,10 +449,10 @@ mod tests {
         values::PortRange,
     };
 
-    type Body = fn(&mut Writer);
+    type Body = fn(&mut MessageWriter);
 
-    fn list(expressions: &[(&str, Body)]) -> Writer {
-        let mut writer = Writer::default();
+    fn list(expressions: &[(&str, Body)]) -> MessageWriter {
+        let mut writer = MessageWriter::default();
         for (name, body) in expressions {
             writer.nested(attribute::list::ELEMENT, |element| {
                 element.text(attribute::expression::NAME, name);
@@ -462,12 +462,12 @@ mod tests {
         writer
     }
 
-    fn value_in_first(out: &mut Writer, value: &[u8]) {
+    fn value_in_first(out: &mut MessageWriter, value: &[u8]) {
         out.u32(attribute::immediate::REGISTER, register::FIRST);
         out.nested(attribute::immediate::DATA, |data| data.bytes(attribute::data::VALUE, value));
     }
 
-    fn store_zone(out: &mut Writer) {
+    fn store_zone(out: &mut MessageWriter) {
         out.u32(attribute::ct::KEY, ct::ZONE);
         out.u32(attribute::ct::SOURCE, register::FIRST);
     }
@@ -495,7 +495,7 @@ mod tests {
 
     #[test]
     fn changing_one_register_leaves_the_others() {
-        fn load(out: &mut Writer, key: u32, to: u32) {
+        fn load(out: &mut MessageWriter, key: u32, to: u32) {
             out.u32(attribute::meta::KEY, key);
             out.u32(attribute::meta::DESTINATION, to);
         }
@@ -530,7 +530,7 @@ mod tests {
 
     #[test]
     fn a_comparison_of_order_reaches_to_the_first_or_the_last_value() {
-        fn compare(out: &mut Writer, operator: u32) {
+        fn compare(out: &mut MessageWriter, operator: u32) {
             out.u32(attribute::cmp::REGISTER, 1);
             out.u32(attribute::cmp::OPERATOR, operator);
             out.nested(attribute::cmp::DATA, |data| {
@@ -554,7 +554,7 @@ mod tests {
     #[test]
     fn a_map_loads_what_is_no_verdict() {
         let loads = |to: Option<u32>| {
-            let mut list = Writer::default();
+            let mut list = MessageWriter::default();
             list.nested(attribute::list::ELEMENT, |element| {
                 element.text(attribute::expression::NAME, "lookup");
                 element.nested(attribute::expression::DATA, |data| {
@@ -623,7 +623,7 @@ mod tests {
     fn only_the_type_of_an_address_is_told_by_where_it_leads() {
         use crate::expressions::abi::fib;
         let looked_up = |result: u32, flags: u32| {
-            let mut data = Writer::default();
+            let mut data = MessageWriter::default();
             data.u32(attribute::fib::DESTINATION, 1);
             data.u32(attribute::fib::RESULT, result);
             data.u32(attribute::fib::FLAGS, flags);
@@ -643,7 +643,7 @@ mod tests {
     }
 
     /// A rule that looks up in a set what an expression loads into the first register.
-    fn look_up(load: (&str, Body), set: &str) -> Writer {
+    fn look_up(load: (&str, Body), set: &str) -> MessageWriter {
         let mut writer = list(&[load]);
         writer.nested(attribute::list::ELEMENT, |element| {
             element.text(attribute::expression::NAME, "lookup");
@@ -684,7 +684,7 @@ mod tests {
 
     #[test]
     fn sets_are_followed_up_to_a_number_of_elements() {
-        let mut elements = Writer::default();
+        let mut elements = MessageWriter::default();
         for port in [80_u16, 443] {
             elements.nested(attribute::list::ELEMENT, |element| {
                 element.nested(attribute::element::KEY, |key| {
@@ -692,7 +692,7 @@ mod tests {
                 });
             });
         }
-        let mut declared = Writer::default();
+        let mut declared = MessageWriter::default();
         declared.u32(attribute::set::KEY_LENGTH, 2);
         let mut set = crate::ruleset::Set::default();
         set.declare(declared.attributes());

@@ -7,8 +7,8 @@ use super::{
     abi::{self, attribute, base, ct, meta, object, verdict},
     expression::TCP_FLAGS,
     reading::{
-        self, Bits, Expression, Field, Loaded, Lookup, Origin, Registers, WIDEST_OF_MAPS, Xt,
-        sets::{self, Found, Why},
+        self, Bits, Expression, Field, Loaded, LookupExpression, Registers, ValueOrigin, WIDEST_OF_MAPS, Xt,
+        sets::{self, FoundElements, Why},
     },
     wire::{Attribute, Attributes, number},
 };
@@ -47,7 +47,7 @@ pub(crate) fn rule_with(
     sets: &Sets,
     looked_up: &mut usize,
 ) -> KernelRule {
-    let mut reader = Reader::new(family, sets, looked_up);
+    let mut reader = ExpressionReader::new(family, sets, looked_up);
     let mut rest = expressions;
     while let Some((_, element)) = rest.next() {
         reader.is_last = rest.clone().next().is_none();
@@ -88,11 +88,11 @@ fn field_name(field: Field) -> Cow<'static, str> {
 }
 
 /// What a register holds, as nft calls it.
-fn name_of(origin: Origin<'_>) -> String {
+fn name_of(origin: ValueOrigin<'_>) -> String {
     match origin {
-        Origin::Field(field) => field_name(field).into_owned(),
-        Origin::Value(_) => "value".to_owned(),
-        Origin::Other(name) => name.to_owned(),
+        ValueOrigin::Field(field) => field_name(field).into_owned(),
+        ValueOrigin::Value(_) => "value".to_owned(),
+        ValueOrigin::Other(name) => name.to_owned(),
     }
 }
 
@@ -127,13 +127,13 @@ const fn payload_name(field: Field) -> Option<&'static str> {
 }
 
 /// Reads expressions, one behind the other.
-pub(crate) struct Reader<'a, 's> {
+pub(crate) struct ExpressionReader<'a, 's> {
     /// That of the table, or what was compared with one so far.
     family: Option<Family>,
     pub(crate) registers: Registers<'a>,
     pub(crate) rule: KernelRule,
     /// What was loaded that a packet may lack, and what it has to have. A comparison states it itself.
-    lacking: Vec<(Origin<'a>, Condition)>,
+    lacking: Vec<(ValueOrigin<'a>, Condition)>,
     /// Whether the rule has done something by then.
     has_acted: bool,
     /// Whether no expression follows.
@@ -142,7 +142,7 @@ pub(crate) struct Reader<'a, 's> {
     looked_up: &'s mut usize,
 }
 
-impl<'a, 's> Reader<'a, 's> {
+impl<'a, 's> ExpressionReader<'a, 's> {
     pub(crate) fn new(family: Option<Family>, sets: &'s Sets, looked_up: &'s mut usize) -> Self {
         Self {
             family,
@@ -178,15 +178,17 @@ impl<'a, 's> Reader<'a, 's> {
                 }
                 self.registers.load(to, origin, field.width());
             }
-            Expression::Value { to, value } => self.registers.load(to, Origin::Value(value), value.len()),
+            Expression::Value { to, value } => {
+                self.registers.load(to, ValueOrigin::Value(value), value.len());
+            }
             Expression::Bitwise { from, to, mask, flip, .. } => {
                 if self.registers.change(from, to, mask, flip).is_none() {
-                    self.registers.forget(Origin::Other("bitwise"));
+                    self.registers.forget(ValueOrigin::Other("bitwise"));
                 }
             }
             Expression::Byteorder { from, to, operation, length, size } => {
                 if self.registers.reorder(from, to, (operation, length, size)).is_none() {
-                    self.registers.forget(Origin::Other("byteorder"));
+                    self.registers.forget(ValueOrigin::Other("byteorder"));
                 }
             }
             Expression::Compare { register, operator, value } => {
@@ -217,7 +219,7 @@ impl<'a, 's> Reader<'a, 's> {
                 let keeps_bits = matches!(statement, Statement::SetConnMark { mask, .. } if mask != u32::MAX);
                 let restores = matches!(statement, Statement::RestoreMark(_));
                 if keeps_bits || restores {
-                    self.lacking.retain(|(origin, _)| *origin != Origin::Field(Field::Ct(ct::MARK)));
+                    self.lacking.retain(|(origin, _)| *origin != ValueOrigin::Field(Field::Ct(ct::MARK)));
                 }
                 self.statement(statement);
             }
@@ -253,7 +255,7 @@ impl<'a, 's> Reader<'a, 's> {
 
     /// The field that a load is about, if that is certain: of a header of IP only for a family that is known by then, and of TCP's only
     /// for its segments.
-    fn understood(&self, field: Field) -> Origin<'a> {
+    fn understood(&self, field: Field) -> ValueOrigin<'a> {
         let is_known = match (field, self.family) {
             (Field::Payload { base: base::NETWORK, offset, length }, Some(Family::V4)) => {
                 matches!((offset, length), (12 | 16, 1..=4) | (9, 1) | (0, 2) | (1, 1))
@@ -268,14 +270,18 @@ impl<'a, 's> Reader<'a, 's> {
             (Field::Payload { .. }, _) => false,
             (Field::Meta(_) | Field::Ct(_) | Field::CtOneWay(..) | Field::AddressType(_), _) => true,
         };
-        if is_known { Origin::Field(field) } else { Origin::Other(payload_name(field).unwrap_or("payload")) }
+        if is_known {
+            ValueOrigin::Field(field)
+        } else {
+            ValueOrigin::Other(payload_name(field).unwrap_or("payload"))
+        }
     }
 
     /// Packets that lack what was loaded go no farther in the rule.
-    fn may_lack(&mut self, origin: Origin<'a>) {
+    fn may_lack(&mut self, origin: ValueOrigin<'a>) {
         const WITH_A_CONNECTION: [u32; 6] =
             [ct::DIRECTION, ct::STATUS, ct::MARK, ct::SECURITY_MARK, ct::ZONE, ct::ID];
-        let is_of_all = |origin: Origin<'_>| matches!(origin, Origin::Field(Field::Ct(key)) if WITH_A_CONNECTION.contains(&key));
+        let is_of_all = |origin: ValueOrigin<'_>| matches!(origin, ValueOrigin::Field(Field::Ct(key)) if WITH_A_CONNECTION.contains(&key));
         let lacks =
             if is_of_all(origin) { Condition::Connection } else { Condition::Unknown(name_of(origin)) };
         self.lacking.push((origin, lacks));
@@ -341,7 +347,7 @@ impl<'a, 's> Reader<'a, 's> {
         }
     }
 
-    fn lookup(&mut self, lookup: Lookup<'a>) {
+    fn lookup(&mut self, lookup: LookupExpression<'a>) {
         match self.found(lookup) {
             Ok(found) if lookup.is_verdict_map() => self.map(found),
             Ok(found) => self.condition(among(found.among, lookup.is_inverted())),
@@ -356,11 +362,11 @@ impl<'a, 's> Reader<'a, 's> {
             }
         }
         if let Some(to) = lookup.loads() {
-            self.registers.load(to, Origin::Other("map"), WIDEST_OF_MAPS);
+            self.registers.load(to, ValueOrigin::Other("map"), WIDEST_OF_MAPS);
         }
     }
 
-    fn found(&mut self, lookup: Lookup<'a>) -> Result<Found, Why> {
+    fn found(&mut self, lookup: LookupExpression<'a>) -> Result<FoundElements, Why> {
         let name = lookup.set().ok_or("a set without a name")?;
         let set = self.sets.get(&name).ok_or("a set")?;
         let looked_up = self.looked_up.saturating_add(set.len());
@@ -378,7 +384,7 @@ impl<'a, 's> Reader<'a, 's> {
         Ok(found)
     }
 
-    fn map(&mut self, found: Found) {
+    fn map(&mut self, found: FoundElements) {
         let decided = |(code, chain): &(u32, Option<String>)| decided(*code, chain.clone());
         match found.verdicts.iter().map(decided).collect::<Option<Vec<_>>>() {
             Some(verdicts) if verdicts.len() == found.among.values.len() => {
@@ -433,11 +439,11 @@ impl<'a, 's> Reader<'a, 's> {
                 self.statement(header_written(data));
             }
             "fib" | "socket" | "rt" | "osf" | "exthdr" | "tunnel" | "xfrm" | "inner" => {
-                self.may_lack(Origin::Other(name));
-                self.registers.forget(Origin::Other(name));
+                self.may_lack(ValueOrigin::Other(name));
+                self.registers.forget(ValueOrigin::Other(name));
             }
             // These always have a value.
-            "numgen" | "hash" | "byteorder" | "bitwise" => self.registers.forget(Origin::Other(name)),
+            "numgen" | "hash" | "byteorder" | "bitwise" => self.registers.forget(ValueOrigin::Other(name)),
             "cmp" | "range" => {
                 let words = looked_at().map_or_else(|| name.to_owned(), |loaded| name_of(loaded.origin));
                 self.unknown(words);
@@ -461,7 +467,7 @@ impl<'a, 's> Reader<'a, 's> {
             name => match statement_named(name) {
                 Some(statement) => self.statement(statement),
                 None => {
-                    self.registers.forget(Origin::Other(name));
+                    self.registers.forget(ValueOrigin::Other(name));
                     self.statement(Statement::Unknown(name.to_owned()));
                 }
             },
@@ -620,7 +626,7 @@ fn stored(field: Field, from: Option<Loaded<'_>>) -> Statement {
 
 /// The bits of a field that are cleared, and those that are then flipped, where it is stored again like this.
 fn changed(field: Field, from: Option<Loaded<'_>>) -> Option<(u32, u32)> {
-    let loaded = from.filter(|from| matches!(from.origin, Origin::Field(origin) if origin == field))?;
+    let loaded = from.filter(|from| matches!(from.origin, ValueOrigin::Field(origin) if origin == field))?;
     match loaded.bits {
         Bits::All => Some((0, 0)),
         Bits::Masked(mask) => Some((!number(mask)?, 0)),
@@ -639,7 +645,7 @@ fn written(field: Field, from: Option<Loaded<'_>>, family: Option<Family>) -> St
         (Field::Payload { base: base::NETWORK, offset: 1, length: 1 }, Some(Family::V4)) => Some(&[0]),
         _ => None,
     };
-    let (mask, flip): (&[u8], &[u8]) = match from.filter(|from| from.origin == Origin::Field(field)) {
+    let (mask, flip): (&[u8], &[u8]) = match from.filter(|from| from.origin == ValueOrigin::Field(field)) {
         Some(Loaded { bits: Bits::Masked(mask), .. }) => (mask, &[0; 2]),
         Some(Loaded { bits: Bits::Flipped { mask, flip }, .. }) => (mask, flip),
         _ => (&[0; 2], &[0; 2]),
@@ -684,7 +690,7 @@ mod tests {
     use super::*;
     use crate::expressions::{
         expression::{AddressOffset, Expressions},
-        wire::Writer,
+        wire::MessageWriter,
     };
 
     #[test]
@@ -712,7 +718,7 @@ mod tests {
     }
 
     fn words_of(family: Option<Family>, write: impl FnOnce(&mut Expressions<'_>)) -> String {
-        let mut writer = Writer::default();
+        let mut writer = MessageWriter::default();
         write(&mut Expressions(&mut writer));
         rule_with(writer.attributes(), family, &Sets::new(), &mut 0).to_string()
     }
@@ -844,7 +850,7 @@ mod tests {
         assert_eq!(does("limit", &[]), "[limit]");
         assert_eq!(does("objref", &[(attribute::object_reference::TYPE, object::COUNTER)]), "objref");
         let kinds = |rule: &dyn Fn(&mut Expressions<'_>)| {
-            let mut writer = Writer::default();
+            let mut writer = MessageWriter::default();
             rule(&mut Expressions(&mut writer));
             rule_with(writer.attributes(), Some(Family::V4), &Sets::new(), &mut 0).statements
         };
@@ -966,11 +972,11 @@ mod tests {
     fn an_object_of_a_map_is_met_by_some_packets() {
         use attribute::object_reference::{SET, TYPE};
         let of_map = |object: u32| {
-            let mut declared = Writer::default();
+            let mut declared = MessageWriter::default();
             declared.u32(attribute::set::OBJECT_TYPE, object);
             let mut set = crate::ruleset::Set::default();
             set.declare(declared.attributes());
-            let mut rule = Writer::default();
+            let mut rule = MessageWriter::default();
             rule.nested(attribute::list::ELEMENT, |element| {
                 element.text(attribute::expression::NAME, "objref");
                 element.nested(attribute::expression::DATA, |data| data.text(SET, "map"));
@@ -991,7 +997,7 @@ mod tests {
     }
 
     fn words_statements(write: impl FnOnce(&mut Expressions<'_>)) -> Vec<Statement> {
-        let mut writer = Writer::default();
+        let mut writer = MessageWriter::default();
         write(&mut Expressions(&mut writer));
         rule_with(writer.attributes(), Some(Family::V4), &Sets::new(), &mut 0).statements
     }

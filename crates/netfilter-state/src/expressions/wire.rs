@@ -16,7 +16,7 @@ const TYPE_MASK: u16 = 0x3fff;
 
 /// Writes messages one behind the other.
 #[derive(Debug, Default)]
-pub(crate) struct Writer {
+pub(crate) struct MessageWriter {
     bytes: Vec<u8>,
     /// Where the last message starts.
     last: usize,
@@ -24,7 +24,7 @@ pub(crate) struct Writer {
     too_long: bool,
 }
 
-impl Writer {
+impl MessageWriter {
     /// Appends a message: `nlmsghdr`, `nfgenmsg` and the attributes that `body` writes.
     pub(crate) fn message(&mut self, head: Head, body: impl FnOnce(&mut Self)) {
         let start = self.bytes.len();
@@ -186,15 +186,15 @@ impl<'a> Message<'a> {
 
     /// What an error message or the end of a dump says.
     #[must_use]
-    pub fn answer(&self) -> Option<Answer> {
+    pub fn answer(&self) -> Option<AnswerEnd> {
         match self.kind {
             kind::DONE => {
                 let code = read_array(self.body, 0).map_or(0, i32::from_ne_bytes);
-                Some(Answer { sequence: self.sequence, code, text: None })
+                Some(AnswerEnd { sequence: self.sequence, code, text: None })
             }
             kind::ERROR => {
                 let code = read_array(self.body, 0).map_or(i32::MIN, i32::from_ne_bytes);
-                Some(Answer { sequence: self.sequence, code, text: self.explanation() })
+                Some(AnswerEnd { sequence: self.sequence, code, text: self.explanation() })
             }
             _ => None,
         }
@@ -218,7 +218,7 @@ impl<'a> Message<'a> {
 
 /// The end of an answer: a confirmation, the end of a dump, or an error.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Answer {
+pub struct AnswerEnd {
     /// The number of the request.
     pub sequence: u32,
     /// 0, or a negative error number.
@@ -370,7 +370,7 @@ mod tests {
 
     #[test]
     fn a_message_is_laid_out_as_the_kernel_wants_it() {
-        let mut writer = Writer::default();
+        let mut writer = MessageWriter::default();
         writer.message(HEAD, |body| {
             body.text(1, "nat");
             body.nested(4, |inner| inner.bytes(1, &[6]));
@@ -387,14 +387,14 @@ mod tests {
 
     #[test]
     fn what_does_not_fit_its_length_is_refused() {
-        let mut writer = Writer::default();
+        let mut writer = MessageWriter::default();
         writer.message(HEAD, |body| body.bytes(1, &[0; 70_000]));
         assert_eq!(writer.finish(), None);
     }
 
     #[test]
     fn what_is_taken_is_gone_and_what_was_too_long_with_it() {
-        let mut writer = Writer::default();
+        let mut writer = MessageWriter::default();
         writer.bytes(1, &[0; 70_000]);
         assert_eq!(writer.take(), None);
         for byte in [6, 7] {
@@ -408,7 +408,7 @@ mod tests {
     #[test]
     fn a_dump_that_changed_meanwhile_says_so() {
         let interrupted = |flags: u16| {
-            let mut writer = Writer::default();
+            let mut writer = MessageWriter::default();
             writer.message(Head { flags, ..HEAD }, |_| {});
             Messages::new(&writer.finish().unwrap()).next().unwrap().is_interrupted()
         };
@@ -434,7 +434,8 @@ mod tests {
             bytes.extend(body);
             Messages::new(&bytes).next().unwrap().answer()
         };
-        let says = |text: Option<&str>| Some(Answer { sequence: 9, code: -2, text: text.map(String::from) });
+        let says =
+            |text: Option<&str>| Some(AnswerEnd { sequence: 9, code: -2, text: text.map(String::from) });
         let header = u32::try_from(HEADER).unwrap();
         assert_eq!(answer(kind::ERROR, flags::CAPPED | flags::ACK_ATTRIBUTES, header), says(Some("oh no")));
         assert_eq!(answer(kind::ERROR, flags::CAPPED, header), says(None));

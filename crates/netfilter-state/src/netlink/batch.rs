@@ -3,15 +3,15 @@
 use super::{
     batch_error::BatchError,
     iptables,
-    layout::Layout,
+    layout::ChainLayout,
     native_state::ChainHook,
     observed::{Observed, SIGNATURE},
-    part::{ChainRef, Part},
+    part::{ChainRef, MessagePart},
 };
 use crate::expressions::{
     abi::{self, attribute, family, flags, kind},
     expression::Expressions,
-    wire::{Head, Writer},
+    wire::{Head, MessageWriter},
 };
 use crate::{
     change::{IptablesChange, TableChange},
@@ -23,8 +23,8 @@ use redirect_core::{plan::DataPlane, rule::Chain, values::Family};
 #[derive(Debug)]
 pub struct Batch<'a> {
     observed: &'a Observed,
-    writer: Writer,
-    parts: Vec<Part<'a>>,
+    writer: MessageWriter,
+    parts: Vec<MessagePart<'a>>,
     /// How many sets have been written; the next one's number.
     pub(super) sets: u32,
 }
@@ -36,7 +36,7 @@ impl<'a> Batch<'a> {
     /// A transaction that is valid as long as the ruleset is as observed, if that was bound to a generation.
     #[must_use]
     pub fn new(observed: &'a Observed) -> Self {
-        let mut writer = Writer::default();
+        let mut writer = MessageWriter::default();
         writer.message(Head::of_transaction(kind::BATCH_BEGIN, BEGIN), |body| {
             if let Some(generation) = observed.generation() {
                 body.u32(attribute::batch::GENERATION, generation);
@@ -79,8 +79,8 @@ impl<'a> Batch<'a> {
         kind: u16,
         flags: u16,
         family: u8,
-        part: Part<'a>,
-        body: impl FnOnce(&mut Writer),
+        part: MessagePart<'a>,
+        body: impl FnOnce(&mut MessageWriter),
     ) {
         let head =
             Head { kind, flags: flags | flags::REQUEST, sequence: self.next_sequence(), family, resource: 0 };
@@ -94,10 +94,10 @@ impl<'a> Batch<'a> {
 
     fn table(&mut self, family: Family, change: &'a TableChange) -> Result<(), BatchError> {
         let table = change.table;
-        let layouts = Layout::of(self.observed, family, change)?;
+        let layouts = ChainLayout::of(self.observed, family, change)?;
         let number = family.number();
         if !self.observed.has_table(family, table) {
-            self.part(kind::NEW_TABLE, flags::CREATE, number, Part::Table(table.name()), |body| {
+            self.part(kind::NEW_TABLE, flags::CREATE, number, MessagePart::Table(table.name()), |body| {
                 body.text(attribute::table::NAME, table.name());
             });
         }
@@ -109,7 +109,7 @@ impl<'a> Batch<'a> {
             self.removals(place(chain), number, layout);
         }
         for (chain, _) in layouts.iter().filter(|(_, layout)| layout.is_removed()) {
-            let part = Part::RemovedChain(place(chain));
+            let part = MessagePart::RemovedChain(place(chain));
             self.part(kind::DELETE_CHAIN, 0, number, part, |body| {
                 body.text(attribute::chain::TABLE, table.name());
                 body.text(attribute::chain::NAME, chain.name());
@@ -125,19 +125,25 @@ impl<'a> Batch<'a> {
 
     fn new_chain(&mut self, place: ChainRef<'a>, number: u8) {
         let ChainRef { table, chain, .. } = place;
-        self.part(kind::NEW_CHAIN, flags::CREATE | flags::EXCLUSIVE, number, Part::Chain(place), |body| {
-            body.text(attribute::chain::TABLE, table.name());
-            body.text(attribute::chain::NAME, chain.name());
-            if let Chain::Hook(hook) = chain {
-                ChainHook::built_in(table, *hook).write(body);
-            }
-        });
+        self.part(
+            kind::NEW_CHAIN,
+            flags::CREATE | flags::EXCLUSIVE,
+            number,
+            MessagePart::Chain(place),
+            |body| {
+                body.text(attribute::chain::TABLE, table.name());
+                body.text(attribute::chain::NAME, chain.name());
+                if let Chain::Hook(hook) = chain {
+                    ChainHook::built_in(table, *hook).write(body);
+                }
+            },
+        );
     }
 
     /// Rules that go: each by its handle, or all of the chain at once where no rule can have been added since.
-    fn removals(&mut self, place: ChainRef<'a>, number: u8, layout: &Layout<'a>) {
+    fn removals(&mut self, place: ChainRef<'a>, number: u8, layout: &ChainLayout<'a>) {
         let body = move |handle: Option<u64>| {
-            move |body: &mut Writer| {
+            move |body: &mut MessageWriter| {
                 body.text(attribute::rule::TABLE, place.table.name());
                 body.text(attribute::rule::CHAIN, place.chain.name());
                 if let Some(handle) = handle {
@@ -146,11 +152,11 @@ impl<'a> Batch<'a> {
             }
         };
         if layout.keeps_nothing() && self.observed.generation().is_some() {
-            self.part(kind::DELETE_RULE, 0, number, Part::RemovedRule(place), body(None));
+            self.part(kind::DELETE_RULE, 0, number, MessagePart::RemovedRule(place), body(None));
             return;
         }
         for handle in &layout.removed {
-            self.part(kind::DELETE_RULE, 0, number, Part::RemovedRule(place), body(Some(*handle)));
+            self.part(kind::DELETE_RULE, 0, number, MessagePart::RemovedRule(place), body(Some(*handle)));
         }
     }
 
@@ -163,7 +169,7 @@ impl<'a> Batch<'a> {
     ) -> Result<(), BatchError> {
         let flags = flags::CREATE | if before.is_some() { 0 } else { flags::APPEND };
         let mut result = Ok(());
-        self.part(kind::NEW_RULE, flags, family.number(), Part::Rule(place, entry), |body| {
+        self.part(kind::NEW_RULE, flags, family.number(), MessagePart::Rule(place, entry), |body| {
             body.text(attribute::rule::TABLE, place.table.name());
             body.text(attribute::rule::CHAIN, place.chain.name());
             result = rule_body(body, entry, family);
@@ -183,8 +189,8 @@ impl<'a> Batch<'a> {
 }
 
 /// The expressions of a rule, its protocol for xt extensions, and another's comment.
-fn rule_body(body: &mut Writer, entry: &Entry, family: Family) -> Result<(), &'static str> {
-    let compat = |body: &mut Writer, protocol: u32| {
+fn rule_body(body: &mut MessageWriter, entry: &Entry, family: Family) -> Result<(), &'static str> {
+    let compat = |body: &mut MessageWriter, protocol: u32| {
         body.nested(attribute::rule::COMPAT, |compat| {
             compat.u32(attribute::compat::PROTOCOL, protocol);
             compat.u32(attribute::compat::FLAGS, 0);
@@ -216,7 +222,7 @@ fn rule_body(body: &mut Writer, entry: &Entry, family: Family) -> Result<(), &'s
 #[derive(Debug)]
 pub struct FinishedBatch<'a> {
     bytes: Vec<u8>,
-    parts: Vec<Part<'a>>,
+    parts: Vec<MessagePart<'a>>,
     confirmed: u32,
 }
 
@@ -235,7 +241,7 @@ impl<'a> FinishedBatch<'a> {
 
     /// What the message with this number is about; `None` for those that begin and end the transaction.
     #[must_use]
-    pub fn part(&self, sequence: u32) -> Option<&Part<'a>> {
+    pub fn part(&self, sequence: u32) -> Option<&MessagePart<'a>> {
         let index = sequence.checked_sub(BEGIN)?.checked_sub(1)?;
         self.parts.get(usize::try_from(index).ok()?)
     }
@@ -260,7 +266,7 @@ impl Batch<'_> {
 }
 
 fn lock_transaction(kind: u16, table_flags: u16, transaction: u32, table: u32) -> Option<Vec<u8>> {
-    let mut writer = Writer::default();
+    let mut writer = MessageWriter::default();
     writer.message(Head::of_transaction(kind::BATCH_BEGIN, transaction), |_| {});
     let flags = table_flags | flags::REQUEST | flags::ACK;
     writer.message(Head { kind, flags, sequence: table, family: family::INET, resource: 0 }, |body| {

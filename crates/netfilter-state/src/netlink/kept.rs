@@ -27,7 +27,7 @@ use crate::expressions::{
 };
 use crate::state::PerFamily;
 use redirect_core::{
-    plan::native::Kind,
+    plan::native::SetKind,
     rule::{Equality, TcpFlags},
     values::Family,
 };
@@ -148,7 +148,7 @@ impl KeptTable {
         batch.renew();
         CHAINS.iter().for_each(|chain| batch.chain(chain));
         for of in Family::BOTH {
-            let parts = [Kind::Addresses(of), Kind::Ports, Kind::Addresses(of), Kind::Ports];
+            let parts = [SetKind::Addresses(of), SetKind::Ports, SetKind::Addresses(of), SetKind::Ports];
             let listed = u32::try_from(connections.len()).unwrap_or(u32::MAX);
             let timeout = u64::try_from(keep.as_millis()).unwrap_or(u64::MAX);
             let form = SetForm {
@@ -236,7 +236,7 @@ fn load(rule: &mut Expressions<'_>, of: Family, sends: bool, flags: &Equality<Tc
     let source = (AddressOffset::source(of).0, SOURCE_PORT);
     let destination = (AddressOffset::destination(of).0, DESTINATION_PORT);
     let ends = if sends { [source, destination] } else { [destination, source] };
-    let (address_length, port_length) = (sets::length(Kind::Addresses(of)), sets::length(Kind::Ports));
+    let (address_length, port_length) = (sets::length(SetKind::Addresses(of)), sets::length(SetKind::Ports));
     // Registers hold four bytes each.
     let step = part_length(of) / WORD;
     for ((address, port), first) in ends.into_iter().zip([0, step]) {
@@ -252,7 +252,7 @@ const WORD: u32 = 4;
 
 /// The length of one end in a key, in bytes.
 const fn part_length(of: Family) -> u32 {
-    sets::length(Kind::Addresses(of)).saturating_add(WORD)
+    sets::length(SetKind::Addresses(of)).saturating_add(WORD)
 }
 
 /// One end in a key.

@@ -32,7 +32,7 @@ impl<'a> Item<'a> {
 
 /// A chain before and after the steps.
 #[derive(Debug, Clone)]
-pub(super) struct Layout<'a> {
+pub(super) struct ChainLayout<'a> {
     /// Number of rules before; `None` if the chain does not exist yet.
     before: Option<usize>,
     /// Whether the chain is there afterwards.
@@ -43,7 +43,7 @@ pub(super) struct Layout<'a> {
     pub(super) removed: Vec<u64>,
 }
 
-impl<'a> Layout<'a> {
+impl<'a> ChainLayout<'a> {
     /// The layouts of all chains that the steps touch.
     pub(super) fn of(
         observed: &'a Observed,

@@ -34,13 +34,13 @@ pub(crate) mod recorded;
 #[cfg(test)]
 mod tests;
 
-pub use crate::expressions::wire::{Answer, Message, Messages};
+pub use crate::expressions::wire::{AnswerEnd, Message, Messages};
 pub use crate::expressions::xt::Extension;
 pub use batch::{Batch, FinishedBatch};
 pub use batch_error::BatchError;
 pub use native_difference::{NativeDifference, NativeDifferenceKind};
 pub use native_state::NativeState;
-pub use observed::{Observed, Obstacle};
-pub use part::{ChainRef, Part};
+pub use observed::{Observed, TableObstacle};
+pub use part::{ChainRef, MessagePart};
 pub use probes::ProbeTable;
 pub use request::Question;

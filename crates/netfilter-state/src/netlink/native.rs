@@ -7,7 +7,7 @@ use super::{
 use crate::expressions::{
     abi::{base, ct, family, meta, verdict},
     expression::{AddressOffset, DESTINATION_PORT, Expressions, SOURCE_PORT},
-    wire::Writer,
+    wire::MessageWriter,
     xt::state_bits,
 };
 use ipnet::IpNet;
@@ -15,7 +15,7 @@ use redirect_core::{
     options::NativeForm,
     plan::{
         PlannedRule, RulePlan,
-        native::{Kind, Line},
+        native::{Line, SetKind},
     },
     rule::{Chain, ConnState, Equality, Match, Protocol, Rule, Scope, Table, Target, Tracked},
     values::{Family, InterfaceName, PortRange},
@@ -45,7 +45,7 @@ fn table(
     sets: &mut u32,
 ) -> NativeTable {
     let mut state = NativeTable::default();
-    let mut expressions = Writer::default();
+    let mut expressions = MessageWriter::default();
     for (chain, planned) in chains {
         let mut rules = Vec::new();
         for line in Line::of(&planned, form) {
@@ -83,10 +83,10 @@ fn rule(out: &mut Expressions<'_>, line: &Line<'_>, set: Option<u32>) {
     target(out, line.target(), planned.scope());
 }
 
-fn in_set(out: &mut Expressions<'_>, rule: &Rule, kind: Kind, set: u32) {
+fn in_set(out: &mut Expressions<'_>, rule: &Rule, kind: SetKind, set: u32) {
     match kind {
-        Kind::Ports => load_port(out, rule, DESTINATION_PORT),
-        Kind::Addresses(family) => {
+        SetKind::Ports => load_port(out, rule, DESTINATION_PORT),
+        SetKind::Addresses(family) => {
             out.family(family.number());
             out.payload(base::NETWORK, AddressOffset::destination(family).0, sets::length(kind));
         }
@@ -236,7 +236,7 @@ mod tests {
     #[test]
     fn any_address_of_a_family_is_compared_only_where_it_must_not_be() {
         let written = |is: &Equality<IpNet>| {
-            let mut list = Writer::default();
+            let mut list = MessageWriter::default();
             address(&mut Expressions(&mut list), AddressOffset::source, is);
             let names =
                 list.attributes().filter_map(|(_, element)| Some(reading::name_and_data(element)?.0.into()));

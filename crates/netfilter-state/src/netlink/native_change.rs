@@ -10,7 +10,7 @@ use super::{
         ChainHook, NativeChain, NativeRule, NativeState, NativeTable, RawAttributes, SetKey, SetState,
         set_attributes, set_of,
     },
-    part::Part,
+    part::MessagePart,
 };
 use crate::expressions::{
     abi::{
@@ -18,7 +18,7 @@ use crate::expressions::{
         family, flags, kind,
     },
     reading,
-    wire::{Attribute, Writer},
+    wire::{Attribute, MessageWriter},
 };
 use redirect_core::plan::DataPlane;
 use std::{
@@ -88,8 +88,8 @@ impl<'a> Batch<'a> {
         });
     }
 
-    fn native_part(&mut self, kind: u16, flags: u16, words: &'a str, body: impl FnOnce(&mut Writer)) {
-        self.part(kind, flags, family::INET, Part::Native(words), body);
+    fn native_part(&mut self, kind: u16, flags: u16, words: &'a str, body: impl FnOnce(&mut MessageWriter)) {
+        self.part(kind, flags, family::INET, MessagePart::Native(words), body);
     }
 }
 
@@ -252,7 +252,7 @@ impl<'a> TableChange<'a> {
     fn rule(&self, batch: &mut Batch<'a>, chain: &'a str, rule: &'a NativeRule, before: Option<u64>) {
         let numbers = self.own_sets(batch, rule);
         let flags = flags::CREATE | if before.is_some() { 0 } else { flags::APPEND };
-        let part = Part::NativeRule { table: self.name, chain, expressions: &rule.expressions };
+        let part = MessagePart::NativeRule { table: self.name, chain, expressions: &rule.expressions };
         batch.part(kind::NEW_RULE, flags, family::INET, part, |body| {
             body.text(attribute::rule::TABLE, self.name);
             body.text(attribute::rule::CHAIN, chain);
@@ -318,7 +318,7 @@ impl<'a> TableChange<'a> {
     }
 }
 
-fn copy(body: &mut Writer, attributes: &RawAttributes, allowed: &[u16]) {
+fn copy(body: &mut MessageWriter, attributes: &RawAttributes, allowed: &[u16]) {
     for (kind, value) in attributes.iter().filter(|(kind, _)| allowed.contains(kind)) {
         body.bytes(*kind, value);
     }
@@ -343,7 +343,12 @@ fn messages(elements: &[RawAttributes]) -> Vec<&[RawAttributes]> {
 }
 
 /// An expression as it was, but for the number of a set that this transaction makes.
-fn write_expression(list: &mut Writer, kind: u16, element: Attribute<'_>, numbers: &BTreeMap<SetKey, u32>) {
+fn write_expression(
+    list: &mut MessageWriter,
+    kind: u16,
+    element: Attribute<'_>,
+    numbers: &BTreeMap<SetKey, u32>,
+) {
     let number = set_of(element).and_then(|key| numbers.get(&key));
     let (Some(number), Some((name, data))) = (number, reading::name_and_data(element)) else {
         list.nested(kind, |out| out.raw(element.0));
@@ -399,7 +404,7 @@ mod tests {
     fn expressions_that_use_a_set_or_a_map_of_objects_name_it_by_its_new_number() {
         use attribute::{lookup, object_reference};
         let using = |name: &str, by: (u16, u16), set: &str, number: u32| {
-            let mut list = Writer::default();
+            let mut list = MessageWriter::default();
             list.nested(attribute::list::ELEMENT, |out| {
                 out.text(expression::NAME, name);
                 out.nested(expression::DATA, |out| {
@@ -419,7 +424,7 @@ mod tests {
                 ("of_others", using(name, by, "of_others", 4)),
             ] {
                 let was = using(name, by, set, 4);
-                let mut written = Writer::default();
+                let mut written = MessageWriter::default();
                 for (kind, element) in Attribute(&was).attributes() {
                     write_expression(&mut written, kind, element, &numbers);
                 }

@@ -3,7 +3,7 @@
 use crate::expressions::{
     abi::{self, attribute, family, kind},
     reading::{self, Expression, Field},
-    wire::{Attribute, Attributes, Message, Writer},
+    wire::{Attribute, Attributes, Message, MessageWriter},
 };
 use redirect_core::{
     plan::DataPlane,
@@ -111,7 +111,7 @@ impl ChainHook {
     }
 
     /// Writes it as the attributes of a new chain.
-    pub(super) fn write(&self, chain: &mut Writer) {
+    pub(super) fn write(&self, chain: &mut MessageWriter) {
         chain.nested(attribute::chain::HOOK, |hook| {
             hook.u32(attribute::hook::NUMBER, self.number);
             hook.u32(attribute::hook::PRIORITY, self.priority);
@@ -556,7 +556,7 @@ mod tests {
     #[test]
     fn the_end_of_no_interval_is_no_element() {
         let with = |port: u16, flags: u32| {
-            let mut element = crate::expressions::wire::Writer::default();
+            let mut element = crate::expressions::wire::MessageWriter::default();
             element.nested(attribute::element::KEY, |key| {
                 key.bytes(attribute::data::VALUE, &port.to_be_bytes());
             });

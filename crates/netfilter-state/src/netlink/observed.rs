@@ -34,7 +34,7 @@ pub struct Observed {
     families: PerFamily<FamilyTables>,
     native: NativeState,
     /// Tables that a plan touches and that do not act, or may not be changed.
-    obstacles: BTreeSet<Obstacle>,
+    obstacles: BTreeSet<TableObstacle>,
     /// Whether any program has a table, of any family.
     has_tables: bool,
     /// Whether connections are kept.
@@ -49,7 +49,7 @@ pub struct Observed {
 /// A table that a plan has rules in, in a state in which those rules would not work or cannot be written.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, thiserror::Error)]
 #[non_exhaustive]
-pub enum Obstacle {
+pub enum TableObstacle {
     /// Its chains are not on their hooks: no packet meets its rules (`flags dormant`).
     #[error(
         "table {table} is dormant, so the kernel ignores its rules; wake it (nft 'add table {table} {{ flags ; }}') or delete it"
@@ -120,7 +120,7 @@ impl Observed {
     }
 
     /// Tables that a plan touches and that do not act, or may not be changed.
-    pub fn obstacles(&self) -> impl Iterator<Item = &Obstacle> {
+    pub fn obstacles(&self) -> impl Iterator<Item = &TableObstacle> {
         self.obstacles.iter()
     }
 
@@ -232,10 +232,10 @@ impl Observed {
 
     fn obstacles_in(&mut self, attributes: Attributes<'_>, table: String) {
         if attributes.u32(attribute::table::FLAGS).unwrap_or_default() & abi::DORMANT != 0 {
-            self.obstacles.insert(Obstacle::Dormant { table: table.clone() });
+            self.obstacles.insert(TableObstacle::Dormant { table: table.clone() });
         }
         let owner = attributes.u32(attribute::table::OWNER);
-        self.obstacles.extend(owner.map(|owner| Obstacle::Owned { table, owner }));
+        self.obstacles.extend(owner.map(|owner| TableObstacle::Owned { table, owner }));
     }
 
     fn chain(&mut self, message: &Message<'_>) -> Option<()> {

@@ -4,7 +4,7 @@ use super::{Message, Question, native_state::ChainHook};
 use crate::expressions::{
     abi::{self, attribute, family, flags, kind},
     expression::Expressions,
-    wire::{Attribute, Head, Writer},
+    wire::{Attribute, Head, MessageWriter},
 };
 use crate::{ruleset::TableFamily::Inet, state::PerFamily};
 use std::net::IpAddr;
@@ -145,17 +145,17 @@ pub(super) fn octets(address: IpAddr) -> Vec<u8> {
 pub(super) struct TableBatch {
     table: &'static str,
     sequence: u32,
-    writer: Writer,
+    writer: MessageWriter,
 }
 
 impl TableBatch {
     pub(super) fn new(sequence: u32, table: &'static str) -> Self {
-        let mut writer = Writer::default();
+        let mut writer = MessageWriter::default();
         writer.message(Head::of_transaction(kind::BATCH_BEGIN, sequence), |_| {});
         Self { table, sequence, writer }
     }
 
-    fn part(&mut self, kind: u16, flags: u16, body: impl FnOnce(&mut Writer)) {
+    fn part(&mut self, kind: u16, flags: u16, body: impl FnOnce(&mut MessageWriter)) {
         let flags = flags | flags::REQUEST;
         let head = Head { kind, flags, sequence: self.sequence, family: family::INET, resource: 0 };
         self.writer.message(head, |message| {

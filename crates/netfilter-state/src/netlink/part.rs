@@ -28,7 +28,7 @@ impl fmt::Display for ChainRef<'_> {
 /// What one message of a transaction is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Part<'a> {
+pub enum MessagePart<'a> {
     /// A table is created.
     Table(&'a str),
     /// A chain is created.
@@ -52,7 +52,7 @@ pub enum Part<'a> {
     Native(&'a str),
 }
 
-impl Part<'_> {
+impl MessagePart<'_> {
     /// The xt matches and targets it needs, which the kernel may not have.
     #[must_use]
     pub fn extensions(&self) -> Vec<(Family, Extension)> {
@@ -71,7 +71,7 @@ impl Part<'_> {
     }
 }
 
-impl fmt::Display for Part<'_> {
+impl fmt::Display for MessagePart<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Table(name) => write!(f, "table {name}"),

@@ -18,10 +18,10 @@ use super::{
 use crate::expressions::{
     abi::{self, attribute, family, flags, kind, meta},
     expression::AddressOffset,
-    wire::{Head, Writer},
+    wire::{Head, MessageWriter},
 };
 use crate::state::PerFamily;
-use redirect_core::{plan::native::Kind, values::Family};
+use redirect_core::{plan::native::SetKind, values::Family};
 
 const SETS: PerFamily<&str> = PerFamily { v4: "pods-v4", v6: "pods-v6" };
 /// Before chains that masquerade, at 100: the first chain that translates a connection decides.
@@ -113,7 +113,7 @@ impl ProbeTable {
         batch.renew();
         CHAINS.iter().for_each(|chain| batch.chain(chain));
         for (id, of) in (1..).zip(Family::BOTH) {
-            let kind = Kind::Addresses(of);
+            let kind = SetKind::Addresses(of);
             let form = SetForm {
                 flags: 0,
                 key_type: sets::key_type(kind),
@@ -150,7 +150,7 @@ impl ProbeTable {
         let flags = flags::REQUEST | flags::ACK | flags::EXCLUSIVE;
         let head =
             Head { kind: kind::DESTROY_IPSET, flags, sequence, family: family::UNSPECIFIED, resource: 0 };
-        let mut writer = Writer::default();
+        let mut writer = MessageWriter::default();
         writer.message(head, |body| {
             body.bytes(attribute::ipset::PROTOCOL, &[PROTOCOL]);
             body.text(attribute::ipset::NAME, name);
@@ -171,7 +171,7 @@ fn translate(batch: &mut TableBatch, of: Family, id: u32, source: IpAddr) {
         rule.protocol(TCP);
         rule.meta(meta::SOCKET_USER);
         rule.is(true, &NO_USER.to_ne_bytes());
-        let length = sets::length(Kind::Addresses(of));
+        let length = sets::length(SetKind::Addresses(of));
         rule.payload(abi::base::NETWORK, AddressOffset::destination(of).0, length);
         rule.lookup_in(false, SETS.of(of), id);
         rule.value(&octets(source));
@@ -183,7 +183,7 @@ fn translate(batch: &mut TableBatch, of: Family, id: u32, source: IpAddr) {
 fn drop_all(batch: &mut TableBatch, chain: &BaseChain, of: Family, offset: AddressOffset, source: IpAddr) {
     batch.rule(chain, &comment(source), |rule| {
         rule.family(of.number());
-        rule.payload(abi::base::NETWORK, offset.0, sets::length(Kind::Addresses(of)));
+        rule.payload(abi::base::NETWORK, offset.0, sets::length(SetKind::Addresses(of)));
         rule.is(false, &octets(source));
         rule.verdict(abi::verdict::DROP);
     });

@@ -2,7 +2,7 @@
 
 use crate::expressions::{
     abi::{attribute, family, flags, hook_number, kind, table_family_number},
-    wire::{Head, Message, Writer},
+    wire::{Head, Message, MessageWriter},
     xt::Extension,
 };
 use crate::ruleset::TableFamily;
@@ -42,7 +42,7 @@ impl Question<'_> {
     #[must_use]
     pub fn message(self, sequence: u32) -> Vec<u8> {
         let (kind, flags, family) = self.head();
-        let mut writer = Writer::default();
+        let mut writer = MessageWriter::default();
         let head = Head { kind, flags: flags | flags::REQUEST, sequence, family, resource: 0 };
         writer.message(head, |body| self.write(body));
         // A question is short; it always fits.
@@ -70,7 +70,7 @@ impl Question<'_> {
         }
     }
 
-    fn write(self, body: &mut Writer) {
+    fn write(self, body: &mut MessageWriter) {
         match self {
             Self::Generation | Self::Tables | Self::Chains(_) | Self::Rules | Self::Sets => {}
             Self::RulesOfTable(_, table) => body.text(attribute::rule::TABLE, table),
@@ -123,7 +123,7 @@ mod tests {
     fn a_generation_names_its_number_and_who_made_it() {
         let told = |kind: u16, has_process: bool, has_name: bool| {
             let head = Head { kind, flags: 0, sequence: 1, family: family::UNSPECIFIED, resource: 0 };
-            let mut writer = Writer::default();
+            let mut writer = MessageWriter::default();
             writer.message(head, |body| {
                 body.u32(attribute::generation::ID, 7);
                 if has_process {

@@ -8,7 +8,7 @@ use crate::expressions::{
     wire::{Attribute, Attributes, Message, Messages},
 };
 use crate::ruleset::{
-    Api, Base, ChainState, DeviceBase, Direction, HookedRules, TableFamily, TableName, TableState,
+    Api, Base, ChainState, DeviceBase, HookedRules, InterfaceDirection, TableFamily, TableName, TableState,
 };
 use crate::state::comment_in;
 use redirect_core::{
@@ -212,9 +212,9 @@ fn base(family: u8, chain: Attributes<'_>) -> Option<Base> {
 fn device_base(family: u8, chain: Attributes<'_>, hook: Attributes<'_>) -> Option<DeviceBase> {
     let direction = match (family, hook.u32(attribute::hook::NUMBER)?) {
         (family::NETDEV, device_hook::INGRESS) | (family::INET, device_hook::INET_INGRESS) => {
-            Direction::Ingress
+            InterfaceDirection::Ingress
         }
-        (family::NETDEV, device_hook::EGRESS) => Direction::Egress,
+        (family::NETDEV, device_hook::EGRESS) => InterfaceDirection::Egress,
         _ => return None,
     };
     let named = |(kind, name): (u16, Attribute<'_>)| match kind {
@@ -275,7 +275,7 @@ mod tests {
     /// Names that are not UTF-8 stay distinct, and lead to one another.
     #[test]
     fn names_of_any_bytes_are_read() {
-        let mut writer = crate::expressions::wire::Writer::default();
+        let mut writer = crate::expressions::wire::MessageWriter::default();
         let head = |kind: u16| crate::expressions::wire::Head {
             kind,
             flags: 0,
@@ -298,7 +298,7 @@ mod tests {
 
     #[test]
     fn what_the_kernel_counted_is_read() {
-        let mut writer = crate::expressions::wire::Writer::default();
+        let mut writer = crate::expressions::wire::MessageWriter::default();
         writer.nested(attribute::list::ELEMENT, |element| {
             element.text(attribute::expression::NAME, "counter");
             element.nested(attribute::expression::DATA, |data| {
@@ -307,6 +307,6 @@ mod tests {
             });
         });
         assert_eq!(seen::rule(writer.attributes()).counter, Some(Counter { packets: 3, bytes: 180 }));
-        assert_eq!(seen::rule(crate::expressions::wire::Writer::default().attributes()).counter, None);
+        assert_eq!(seen::rule(crate::expressions::wire::MessageWriter::default().attributes()).counter, None);
     }
 }

@@ -3,11 +3,11 @@
 use super::native_state::{SetState, raw};
 use crate::expressions::{
     abi::{attribute, key_type, set},
-    wire::Writer,
+    wire::MessageWriter,
 };
 use crate::ruleset::Selector;
 use redirect_core::{
-    plan::native::{Kind, Ranges},
+    plan::native::{Ranges, SetKind},
     values::Family,
 };
 
@@ -17,12 +17,12 @@ type Element = (u128, bool);
 /// A set that belongs to one rule and holds these ranges.
 pub(super) fn state(ranges: &Ranges) -> SetState {
     let elements = elements(ranges);
-    let mut body = Writer::default();
+    let mut body = MessageWriter::default();
     declare(&mut body, ranges, elements.len());
     let mut set = SetState::default();
     set.attributes = raw(body.attributes());
     for (key, ends) in elements {
-        let mut body = Writer::default();
+        let mut body = MessageWriter::default();
         element(&mut body, ranges.kind(), key, ends);
         set.add(body.attributes());
     }
@@ -53,7 +53,7 @@ fn has_intervals(ranges: &Ranges) -> bool {
 }
 
 /// Writes what a set is.
-fn declare(body: &mut Writer, ranges: &Ranges, size: usize) {
+fn declare(body: &mut MessageWriter, ranges: &Ranges, size: usize) {
     let interval = if has_intervals(ranges) { set::INTERVAL } else { 0 };
     body.u32(attribute::set::FLAGS, set::ANONYMOUS | set::CONSTANT | interval);
     body.u32(attribute::set::KEY_TYPE, key_type(ranges.kind()));
@@ -64,7 +64,7 @@ fn declare(body: &mut Writer, ranges: &Ranges, size: usize) {
 }
 
 /// Writes an element of a set.
-fn element(body: &mut Writer, kind: Kind, key: u128, ends: bool) {
+fn element(body: &mut MessageWriter, kind: SetKind, key: u128, ends: bool) {
     if ends {
         body.u32(attribute::element::FLAGS, set::END_OF_INTERVAL);
     }
@@ -77,24 +77,24 @@ fn element(body: &mut Writer, kind: Kind, key: u128, ends: bool) {
 }
 
 /// The type of a key.
-pub(super) const fn key_type(kind: Kind) -> u32 {
+pub(super) const fn key_type(kind: SetKind) -> u32 {
     match kind {
-        Kind::Ports => key_type::PORT,
-        Kind::Addresses(Family::V4) => key_type::IPV4_ADDRESS,
-        Kind::Addresses(Family::V6) => key_type::IPV6_ADDRESS,
+        SetKind::Ports => key_type::PORT,
+        SetKind::Addresses(Family::V4) => key_type::IPV4_ADDRESS,
+        SetKind::Addresses(Family::V6) => key_type::IPV6_ADDRESS,
     }
 }
 
 /// The length of a key in bytes.
-pub(super) const fn length(kind: Kind) -> u32 {
+pub(super) const fn length(kind: SetKind) -> u32 {
     selector(kind).length()
 }
 
 /// What a key is looked up for.
-const fn selector(kind: Kind) -> Selector {
+const fn selector(kind: SetKind) -> Selector {
     match kind {
-        Kind::Ports => Selector::DestinationPort,
-        Kind::Addresses(family) => Selector::Destination(family),
+        SetKind::Ports => Selector::DestinationPort,
+        SetKind::Addresses(family) => Selector::Destination(family),
     }
 }
 
@@ -103,7 +103,7 @@ mod tests {
     use super::*;
 
     fn elements_of(ranges: &[(u128, u128)]) -> Vec<Element> {
-        elements(&Ranges::new(Kind::Ports, ranges.into()))
+        elements(&Ranges::new(SetKind::Ports, ranges.into()))
     }
 
     #[test]

@@ -1,12 +1,12 @@
 //! What is encoded is what iptables-nft sends, and what is encoded can be read back.
 
-use super::{Batch, BatchError, Messages, NativeState, Observed, Obstacle, iptables};
+use super::{Batch, BatchError, Messages, NativeState, Observed, TableObstacle, iptables};
 use crate::expressions::{
     abi::{self, attribute, flags, kind, meta},
     decode,
     expression::Expressions,
     reading,
-    wire::{Attribute, Head, Message, Writer},
+    wire::{Attribute, Head, Message, MessageWriter},
 };
 use crate::{
     change::{EditOp, IptablesChange, TableChange},
@@ -34,7 +34,7 @@ fn rule(text: &str) -> Rule {
 }
 
 fn expressions(rule: &Rule, family: Family) -> Vec<u8> {
-    let mut writer = Writer::default();
+    let mut writer = MessageWriter::default();
     iptables::rule(&mut Expressions(&mut writer), rule, family).unwrap();
     writer.finish().unwrap()
 }
@@ -144,7 +144,7 @@ impl Kernel {
     fn dump(&self) -> Observed {
         let mut observed = Observed::at(2);
         let mut answer = |kind, family, sent: &Sent, handle: Option<u64>| {
-            let mut writer = Writer::default();
+            let mut writer = MessageWriter::default();
             writer.message(Head { kind, flags: 0, sequence: 0, family, resource: 0 }, |body| {
                 for (kind, value) in
                     sent.iter().filter(|(kind, _)| *kind != attribute::rule::POSITION || handle.is_none())
@@ -296,7 +296,7 @@ fn native_tables_that_were_sent_are_observed() {
     assert_eq!(observed.native(), &wanted);
     assert_eq!(observed.generation(), Some(2));
     // A chain that was not sent is one more.
-    let mut writer = Writer::default();
+    let mut writer = MessageWriter::default();
     writer.message(Head { kind: kind::NEW_CHAIN, flags: 0, sequence: 0, family: 1, resource: 0 }, |body| {
         body.text(attribute::chain::TABLE, "istio-proxy-nat");
         body.text(attribute::chain::NAME, "another");
@@ -308,11 +308,11 @@ fn native_tables_that_were_sent_are_observed() {
 #[test]
 fn what_keeps_a_table_from_acting_is_told_with_a_remedy() {
     let table = String::from("ip nat");
-    let dormant = Obstacle::Dormant { table: table.clone() }.to_string();
+    let dormant = TableObstacle::Dormant { table: table.clone() }.to_string();
     assert!(
         dormant.contains("table ip nat is dormant") && dormant.contains("nft 'add table ip nat { flags ; }'")
     );
-    let owned = Obstacle::Owned { table, owner: 4711 }.to_string();
+    let owned = TableObstacle::Owned { table, owner: 4711 }.to_string();
     assert!(owned.contains("table ip nat is owned") && owned.contains("4711"), "{owned}");
 }
 
@@ -320,7 +320,7 @@ fn what_keeps_a_table_from_acting_is_told_with_a_remedy() {
 fn tables_that_are_dormant_or_owned_are_named_with_their_family() {
     let mut observed = Observed::at(1);
     let mut tell = |family, name: &str, flags, owner: Option<u32>| {
-        let mut writer = Writer::default();
+        let mut writer = MessageWriter::default();
         writer.message(Head { kind: kind::NEW_TABLE, flags: 0, sequence: 0, family, resource: 0 }, |body| {
             body.text(attribute::table::NAME, name);
             body.u32(attribute::table::FLAGS, flags);
@@ -336,8 +336,8 @@ fn tables_that_are_dormant_or_owned_are_named_with_their_family() {
     tell(abi::family::IPV4, "raw", 2, None);
     tell(abi::family::IPV4, "filter", 1, None);
     tell(abi::family::INET, "theirs", 1, None);
-    let dormant = |table: &str| Obstacle::Dormant { table: table.into() };
-    let owned = Obstacle::Owned { table: "ip nat".into(), owner: 4711 };
+    let dormant = |table: &str| TableObstacle::Dormant { table: table.into() };
+    let owned = TableObstacle::Owned { table: "ip nat".into(), owner: 4711 };
     let wanted = [dormant("inet istio-proxy-nat"), dormant("ip nat"), dormant("ip6 mangle"), owned];
     assert_eq!(observed.obstacles().cloned().collect::<Vec<_>>(), wanted);
     let families = Family::BOTH
@@ -348,7 +348,7 @@ fn tables_that_are_dormant_or_owned_are_named_with_their_family() {
 #[test]
 fn rules_of_others_keep_their_place_and_can_be_put_back() {
     let foreign = |target: &str| {
-        let mut writer = Writer::default();
+        let mut writer = MessageWriter::default();
         // No rule of ours asks whether bits of a mark are not set.
         Expressions(&mut writer).meta(meta::MARK);
         Expressions(&mut writer).mask(&[0, 0, 0, 1]);
@@ -406,7 +406,7 @@ fn rules_that_come_while_a_change_is_made_stay() {
 
 #[test]
 fn a_chain_that_is_not_iptables_is_left_alone() {
-    let mut writer = Writer::default();
+    let mut writer = MessageWriter::default();
     let head = Head { kind: kind::NEW_CHAIN, flags: 0, sequence: 0, family: 2, resource: 0 };
     writer.message(head, |body| {
         body.text(attribute::chain::TABLE, "nat");

@@ -15,7 +15,7 @@ pub use lookup::{Selector, SetLookup, VerdictMap};
 pub use names::Plain;
 #[doc(hidden)] // for packet-trace, which compares names of interfaces
 pub use names::{name_bytes, name_of_bytes};
-pub(crate) use sets::{Element, Set, Sets};
+pub(crate) use sets::{Set, SetElement, Sets};
 
 use redirect_core::{
     rule::{Equality, Hook, Match, Rule, Target},
@@ -173,7 +173,7 @@ pub struct Base {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeviceBase {
     /// Whether it meets what the interfaces receive or send.
-    pub direction: Direction,
+    pub direction: InterfaceDirection,
     /// The interfaces, as the chain names them. A name may end in `*`.
     pub devices: Vec<String>,
     /// The lowest goes first.
@@ -184,7 +184,7 @@ pub struct DeviceBase {
 
 /// A direction of an interface. Closed: no third direction exists.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Direction {
+pub enum InterfaceDirection {
     /// What it receives, before prerouting.
     Ingress,
     /// What it sends, behind postrouting.

@@ -14,14 +14,14 @@ pub(crate) struct Set {
     pub(crate) parts: Vec<usize>,
     /// Which kind of objects its elements name, if any.
     pub(crate) object: Option<u32>,
-    pub(crate) elements: Vec<Element>,
+    pub(crate) elements: Vec<SetElement>,
     /// Whether elements are missing here: they are too many, or cannot be read.
     pub(crate) is_partial: bool,
 }
 
 /// An element of a set.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Element {
+pub(crate) struct SetElement {
     /// None of the element that stands for all others.
     pub(crate) key: Option<Vec<u8>>,
     /// The last key, where an element is a range of each part.

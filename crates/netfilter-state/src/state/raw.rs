@@ -4,7 +4,7 @@ use crate::expressions::{
     abi::{attribute, meta},
     reading::{self, Expression, Field},
     seen,
-    wire::{Attribute, Attributes, Writer},
+    wire::{Attribute, Attributes, MessageWriter},
 };
 use redirect_core::rule::Chain;
 use std::fmt;
@@ -71,7 +71,7 @@ impl fmt::Display for RawRule {
 }
 
 fn without_counts(expressions: Attributes<'_>) -> Vec<u8> {
-    let mut writer = Writer::default();
+    let mut writer = MessageWriter::default();
     for (_, element) in expressions {
         match reading::name_and_data(element) {
             Some(("counter", _)) => crate::expressions::expression::Expressions(&mut writer).counter(),
@@ -101,7 +101,7 @@ mod tests {
     use crate::{expressions::expression::Expressions, state::ForeignRule};
 
     fn rule(user_data: Option<&[u8]>) -> ForeignRule {
-        let mut writer = Writer::default();
+        let mut writer = MessageWriter::default();
         let mut out = Expressions(&mut writer);
         out.protocol(6);
         out.counter();
@@ -127,7 +127,7 @@ mod tests {
     #[test]
     fn counters_are_no_difference() {
         let counted = |packets: u64| {
-            let mut writer = Writer::default();
+            let mut writer = MessageWriter::default();
             writer.nested(attribute::list::ELEMENT, |element| {
                 element.text(attribute::expression::NAME, "counter");
                 element.nested(attribute::expression::DATA, |data| data.u64(2, packets));

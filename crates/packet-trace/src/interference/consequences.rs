@@ -2,15 +2,15 @@
 //! where they end instead.
 
 use super::{
-    FollowedAddresses, Pod, Severity, Traffic,
+    Certainty, FollowedAddresses, PodTraffic, Traffic,
     lost::{AcceptedFindings, Judge, are_related, each_start, most_work},
     starts::starts,
 };
 use crate::{
     Fate,
     difference::{Region, merged},
-    packets::{Field, Packets},
-    set::Set,
+    packets::{Packets, VariedField},
+    set::RangeSet,
 };
 use netfilter_state::{routing::FoundRouting, ruleset::HookedRules};
 use redirect_core::{plan::RulePlan, values::Family};
@@ -24,7 +24,7 @@ const MOST_RANGES: usize = 12;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Consequence {
     /// How sure it is.
-    pub severity: Severity,
+    pub severity: Certainty,
     /// The traffic.
     pub traffic: Traffic,
     /// Its family; none if it is the same for all families of the plan.
@@ -36,7 +36,7 @@ pub struct Consequence {
 }
 
 /// The words for [`Fate`], and for what may be.
-const fn words(fate: Fate, severity: Severity) -> &'static str {
+const fn words(fate: Fate, severity: Certainty) -> &'static str {
     let (does, may) = match fate {
         Fate::Untouched => ("bypass the proxy", "may bypass the proxy"),
         Fate::Proxy { .. } => {
@@ -50,8 +50,8 @@ const fn words(fate: Fate, severity: Severity) -> &'static str {
         Fate::Unknown => ("may not reach the proxy", "may not reach the proxy"),
     };
     match severity {
-        Severity::Does => does,
-        Severity::May => may,
+        Certainty::Does => does,
+        Certainty::May => may,
     }
 }
 
@@ -77,7 +77,7 @@ impl fmt::Display for Consequence {
             self.parts.iter().take(MOST_NAMED).map(|part| part.conditions_with(MOST_RANGES).join(", "));
         let named: Vec<String> = named.filter(|words| !words.is_empty()).collect();
         if named.is_empty() {
-            return if self.severity == Severity::Does { f.write_str(" in part") } else { Ok(()) };
+            return if self.severity == Certainty::Does { f.write_str(" in part") } else { Ok(()) };
         }
         write!(f, " ({}", named.join("; "))?;
         match self.parts.len().saturating_sub(MOST_NAMED) {
@@ -87,7 +87,7 @@ impl fmt::Display for Consequence {
     }
 }
 
-impl Pod<'_> {
+impl PodTraffic<'_> {
     /// What becomes of captured traffic in a network namespace with these rules and this routing, where that is not what the plan
     /// means: whole kinds of traffic first. Empty if all of it comes to the proxy, and if the ruleset is too large
     /// to be followed.
@@ -171,9 +171,9 @@ struct Kind {
     captured: Vec<Packets>,
     /// Whether some of it comes to the proxy, on one way at least.
     arrives: bool,
-    lost: BTreeMap<(Fate, Severity), Vec<Packets>>,
+    lost: BTreeMap<(Fate, Certainty), Vec<Packets>>,
     /// What only an application that may set marks loses.
-    marked: BTreeMap<(Fate, Severity), Vec<Packets>>,
+    marked: BTreeMap<(Fate, Certainty), Vec<Packets>>,
 }
 
 impl Kind {
@@ -189,7 +189,7 @@ impl Kind {
         for (way, is_lost, unmarked) in sent {
             let Some(packets) = unmarked else {
                 if is_lost {
-                    self.marked.entry((way.fate, Severity::May)).or_default().push(way.packets.clone());
+                    self.marked.entry((way.fate, Certainty::May)).or_default().push(way.packets.clone());
                 }
                 continue;
             };
@@ -198,7 +198,7 @@ impl Kind {
                 continue;
             }
             let is_known = is_certain && way.fate != Fate::Unknown && !are_related(&way.packets);
-            let severity = if is_known { Severity::Does } else { Severity::May };
+            let severity = if is_known { Certainty::Does } else { Certainty::May };
             self.lost.entry((way.fate, severity)).or_default().push(packets);
         }
     }
@@ -207,7 +207,7 @@ impl Kind {
         let Self { is_sent, captured, arrives, lost, marked } = self;
         let lost = if lost.is_empty() { marked } else { lost };
         let is_all = !arrives && lost.len() == 1;
-        let of = |((fate, severity), packets): ((Fate, Severity), Vec<Packets>)| {
+        let of = |((fate, severity), packets): ((Fate, Certainty), Vec<Packets>)| {
             let parts = if is_all { Vec::new() } else { regions(is_sent, traffic, packets, &captured) };
             Consequence { severity, traffic, family: Some(family), fate, parts }
         };
@@ -218,19 +218,20 @@ impl Kind {
 /// The sets of packets by what distinguishes them from the rest of what is captured.
 fn regions(is_sent: bool, traffic: Traffic, packets: Vec<Packets>, captured: &[Packets]) -> Vec<Region> {
     let mut of_interest = merged(packets);
-    for field in Field::ALL {
+    for field in VariedField::ALL {
         for one in &mut of_interest {
             // Datagrams have no flags, which distinguishes no segment from others.
-            let shares_protocol =
-                |other: &&Packets| !one.get(Field::Protocol).and(other.get(Field::Protocol)).is_empty();
-            let alike = captured.iter().filter(|other| field != Field::Flags || shares_protocol(other));
-            let all = alike.fold(Set::empty(), |all, other| all.or(other.get(field)));
+            let shares_protocol = |other: &&Packets| {
+                !one.get(VariedField::Protocol).and(other.get(VariedField::Protocol)).is_empty()
+            };
+            let alike = captured.iter().filter(|other| field != VariedField::Flags || shares_protocol(other));
+            let all = alike.fold(RangeSet::empty(), |all, other| all.or(other.get(field)));
             // What a pod sends to itself comes from a few addresses, which mean nothing.
             let is_within_pod = matches!(traffic, Traffic::ProxyToSelf | Traffic::ToApplication);
-            let is_usual = is_within_pod && matches!(field, Field::Source | Field::Destination);
+            let is_usual = is_within_pod && matches!(field, VariedField::Source | VariedField::Destination);
             if is_usual || all.without(one.get(field)).is_empty() {
                 let family = one.family;
-                one.set(field, Set::range(0, field.most(family)));
+                one.set(field, RangeSet::range(0, field.most(family)));
             }
         }
     }

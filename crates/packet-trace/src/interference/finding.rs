@@ -7,7 +7,7 @@ use std::{collections::BTreeSet, fmt};
 
 /// How sure it is. Closed: a finding is sure, or it is not.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Severity {
+pub enum Certainty {
     /// It may: something about the rule, or about what goes before it, is not understood.
     May,
     /// It does.
@@ -86,41 +86,41 @@ pub enum Effect {
 
 impl Effect {
     /// The end of a sentence that begins with the rule.
-    const fn words(self, severity: Severity) -> &'static str {
+    const fn words(self, severity: Certainty) -> &'static str {
         match (self, severity) {
-            (Self::EndsChain, Severity::Does) => "ends the chain before the mesh's rules",
-            (Self::EndsChain, Severity::May) => "may end the chain before the mesh's rules",
-            (Self::Translates, Severity::Does) => "translates the destination before the mesh's rules",
-            (Self::Translates, Severity::May) => "may translate the destination before the mesh's rules",
-            (Self::Drops, Severity::Does) => "drops packets that the mesh captures or exempts",
-            (Self::Drops, Severity::May) => "may drop packets that the mesh captures or exempts",
-            (Self::PolicyDrops, Severity::Does) => {
+            (Self::EndsChain, Certainty::Does) => "ends the chain before the mesh's rules",
+            (Self::EndsChain, Certainty::May) => "may end the chain before the mesh's rules",
+            (Self::Translates, Certainty::Does) => "translates the destination before the mesh's rules",
+            (Self::Translates, Certainty::May) => "may translate the destination before the mesh's rules",
+            (Self::Drops, Certainty::Does) => "drops packets that the mesh captures or exempts",
+            (Self::Drops, Certainty::May) => "may drop packets that the mesh captures or exempts",
+            (Self::PolicyDrops, Certainty::Does) => {
                 "the chain's policy drops packets that the mesh captures or exempts"
             }
-            (Self::PolicyDrops, Severity::May) => {
+            (Self::PolicyDrops, Certainty::May) => {
                 "the chain's policy may drop packets that the mesh captures or exempts"
             }
-            (Self::Untracks, Severity::Does) => {
+            (Self::Untracks, Certainty::Does) => {
                 "disables connection tracking, and thus REDIRECT, for packets"
             }
-            (Self::Untracks, Severity::May) => {
+            (Self::Untracks, Certainty::May) => {
                 "may keep connection tracking, and REDIRECT with it, from packets"
             }
-            (Self::Remarks, Severity::Does) => {
+            (Self::Remarks, Certainty::Does) => {
                 "changes a mark that the mesh's rules, or TPROXY's routing, match"
             }
-            (Self::Remarks, Severity::May) => {
+            (Self::Remarks, Certainty::May) => {
                 "may change a mark that the mesh's rules, or TPROXY's routing, match"
             }
-            (Self::Tproxies, Severity::Does) => "hands packets to another transparent proxy",
-            (Self::Tproxies, Severity::May) => "may hand packets to another transparent proxy",
+            (Self::Tproxies, Certainty::Does) => "hands packets to another transparent proxy",
+            (Self::Tproxies, Certainty::May) => "may hand packets to another transparent proxy",
             (Self::Queues, _) => "hands packets to a process, which may do anything with them",
-            (Self::Rewrites, Severity::Does) => "rewrites or diverts packets",
-            (Self::Rewrites, Severity::May) => "may rewrite or divert packets",
+            (Self::Rewrites, Certainty::Does) => "rewrites or diverts packets",
+            (Self::Rewrites, Certainty::May) => "may rewrite or divert packets",
             (Self::Unknown, _) => "is unsupported and may hide packets from the mesh's rules",
             (Self::Dormant, _) => "the table is dormant: its rules are not in effect",
-            (Self::Routes, Severity::Does) => "keeps packets from the proxy",
-            (Self::Routes, Severity::May) => "may keep packets from the proxy",
+            (Self::Routes, Certainty::Does) => "keeps packets from the proxy",
+            (Self::Routes, Certainty::May) => "may keep packets from the proxy",
             (Self::Unexplained, _) => "packets do not come to the proxy, for a reason that is not known",
             (Self::Unfollowed, _) => "the ruleset has more rules than are followed; the rest may interfere",
         }
@@ -153,7 +153,7 @@ impl RuleRef {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Finding {
     /// How sure it is.
-    pub severity: Severity,
+    pub severity: Certainty,
     /// Where.
     pub place: RuleRef,
     /// The rule in words; empty for anything else.
@@ -168,7 +168,7 @@ pub struct Finding {
 
 impl Finding {
     /// One that is about no rule, and no traffic of its own.
-    pub(super) const fn of_place(severity: Severity, effect: Effect, place: RuleRef) -> Self {
+    pub(super) const fn of_place(severity: Certainty, effect: Effect, place: RuleRef) -> Self {
         Self { severity, place, rule: String::new(), effect, traffic: BTreeSet::new(), example: None }
     }
 

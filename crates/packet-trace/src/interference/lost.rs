@@ -6,18 +6,18 @@
 //! disagree.
 
 use super::{
-    Pod,
-    finding::{Accepted, Effect, Finding, RuleRef, Severity, Traffic},
+    PodTraffic,
+    finding::{Accepted, Certainty, Effect, Finding, RuleRef, Traffic},
     starts::{Start, exempt_ports, starts},
 };
 use crate::{
     Fate, Listener, Packet,
     difference::Region,
-    packets::{Field, Packets, number, state},
+    packets::{Packets, VariedField, number, state},
     routes::{BOUND_TO_LINK, NO_RECEIVER, RouteEnd, words_of},
     rules::{ChainRule, Skipped, Test, TraceRules},
-    set::Set,
-    walk::{self, Cause, Lookup, TracePath, WalkInput, Ways, Work, routed},
+    set::RangeSet,
+    walk::{self, Cause, RouteLookup, TracePath, WalkInput, Ways, WorkBudget, routed},
 };
 use netfilter_state::ruleset::{Statement, TableName};
 use redirect_core::{AmbientRedirect, accepted::AcceptedBy, plan::RulePlan, rule::Hook, values::Family};
@@ -41,7 +41,7 @@ const WORK_PER_COPY: usize = 16;
 /// Findings, each once.
 #[derive(Default)]
 pub(crate) struct Findings {
-    found: BTreeMap<(RuleRef, Effect, Severity), Finding>,
+    found: BTreeMap<(RuleRef, Effect, Certainty), Finding>,
 }
 
 impl Findings {
@@ -60,13 +60,13 @@ impl Findings {
     /// The surest first. Omits a "may" finding for traffic that a certain finding covers.
     pub(crate) fn into_sorted(mut self) -> Vec<Finding> {
         let certain: Vec<_> =
-            self.found.iter().filter(|((.., severity), _)| *severity == Severity::Does).collect();
+            self.found.iter().filter(|((.., severity), _)| *severity == Certainty::Does).collect();
         let certain: Vec<_> = certain
             .into_iter()
             .map(|((place, effect, _), one)| (place.clone(), *effect, one.traffic.clone()))
             .collect();
         for (place, effect, traffic) in certain {
-            let key = (place, effect, Severity::May);
+            let key = (place, effect, Certainty::May);
             if let Some(uncertain) = self.found.get_mut(&key) {
                 uncertain.traffic.retain(|one| !traffic.contains(one));
                 if uncertain.traffic.is_empty() {
@@ -85,7 +85,7 @@ impl Findings {
         let explains = |finding: &&Finding| finding.effect != Effect::Unexplained;
         let others = || self.found.values().filter(explains);
         let is_all = others().any(|finding| finding.traffic.is_empty());
-        let certain = others().filter(|finding| finding.severity == Severity::Does);
+        let certain = others().filter(|finding| finding.severity == Certainty::Does);
         let certain: Vec<_> = certain.flat_map(|finding| finding.traffic.iter().copied()).collect();
         self.found.retain(|_, finding| {
             if finding.effect == Effect::Unexplained {
@@ -102,8 +102,8 @@ impl Findings {
 pub(super) fn search(
     plan: &RulePlan,
     live: &TraceRules,
-    pod: &Pod<'_>,
-    work: &mut Work,
+    pod: &PodTraffic<'_>,
+    work: &mut WorkBudget,
     (findings, accepted): (&mut Findings, &mut AcceptedFindings),
     mut pass_on: impl FnMut(&Judge<'_>),
 ) {
@@ -119,12 +119,12 @@ pub(super) fn search(
 }
 
 /// How much work a search through all rules of a pod is at most, besides what those of its plan add.
-pub(super) const fn most_work() -> Work {
-    Work::of(MOST_WORK)
+pub(super) const fn most_work() -> WorkBudget {
+    WorkBudget::of(MOST_WORK)
 }
 
 /// Adds what the rules of a plan may take.
-fn add_for_plan(work: &mut Work, planned: &TraceRules) {
+fn add_for_plan(work: &mut WorkBudget, planned: &TraceRules) {
     let rules: usize = planned.chains.iter().map(|chain| chain.rules.len()).sum();
     work.left = work.left.saturating_add(rules.saturating_mul(WORK_PER_RULE));
 }
@@ -135,7 +135,7 @@ pub(super) fn each_start(
     plan: &RulePlan,
     starts: &[Start],
     live: &TraceRules,
-    work: &mut Work,
+    work: &mut WorkBudget,
     accepted: &mut AcceptedFindings,
     mut judge: impl FnMut(&Judge<'_>),
 ) {
@@ -160,14 +160,14 @@ pub(super) fn each_start(
 }
 
 /// What packets are that a plan treats so; none where they are not judged.
-fn traffic_of(start: &Start, way: &TracePath, exempt_ports: &Set) -> Option<Traffic> {
+fn traffic_of(start: &Start, way: &TracePath, exempt_ports: &RangeSet) -> Option<Traffic> {
     let single = |field| way.packets.get(field).single();
     // The plan leaves what leaves the pod alone that belongs to one user or group, or has ztunnel's mark.
     let is_by_proxy = || {
         let is_ztunnels = !are_marked(&way.packets, &start.marked)
-            && single(Field::Mark) == Some(AmbientRedirect::ZTUNNEL_MARK.value().into());
-        let is_groups = start.traffic == Traffic::Outbound && single(Field::Group).is_some();
-        is_ztunnels || is_groups || single(Field::User).is_some()
+            && single(VariedField::Mark) == Some(AmbientRedirect::ZTUNNEL_MARK.value().into());
+        let is_groups = start.traffic == Traffic::Outbound && single(VariedField::Group).is_some();
+        is_ztunnels || is_groups || single(VariedField::User).is_some()
     };
     match (way.fate, start.traffic) {
         // What the proxy itself sends to that port of its pod is not a query.
@@ -178,7 +178,7 @@ fn traffic_of(start: &Start, way: &TracePath, exempt_ports: &Set) -> Option<Traf
         (Fate::Proxy { .. }, traffic) => Some(traffic),
         (Fate::Untouched, Traffic::ToApplication) => Some(Traffic::ToApplication),
         (Fate::Untouched, Traffic::Inbound) => {
-            let is_exempt = way.packets.get(Field::Port).without(exempt_ports).is_empty();
+            let is_exempt = way.packets.get(VariedField::Port).without(exempt_ports).is_empty();
             is_exempt.then_some(Traffic::ToProxy)
         }
         (Fate::Untouched, Traffic::Outbound | Traffic::Dns) if !start.is_within_pod() && is_by_proxy() => {
@@ -215,7 +215,7 @@ impl<'a> Without<'a> {
         Self { live, known: Vec::new() }
     }
 
-    fn rules(&mut self, skipped: &BTreeSet<Skipped>, work: &mut Work) -> Rc<TraceRules> {
+    fn rules(&mut self, skipped: &BTreeSet<Skipped>, work: &mut WorkBudget) -> Rc<TraceRules> {
         if let Some((_, rules)) = self.known.iter().find(|(known, _)| known == skipped) {
             return rules.clone();
         }
@@ -234,7 +234,7 @@ impl<'a> Without<'a> {
         given: &WalkInput,
         of: &impl Fn(&'j Ways) -> Judge<'j>,
         skipped: &BTreeSet<Skipped>,
-        work: &mut Work,
+        work: &mut WorkBudget,
         accepted: &mut AcceptedFindings,
     ) -> Ways {
         let Ways { ways, are_doubtful, unknown } = found;
@@ -249,7 +249,7 @@ impl<'a> Without<'a> {
             let mut without = skipped.clone();
             for (effect, cause, by) in met {
                 let is_sure = !are_doubtful && !judge.is_marked(&way) && !are_related(&way.packets);
-                let severity = if is_sure { Severity::Does } else { Severity::May };
+                let severity = if is_sure { Certainty::Does } else { Certainty::May };
                 let example = Some(example(judge.is_sent, &way.packets));
                 let finding = Finding { example, ..judge.finding(severity, effect, cause) };
                 accepted.0.entry(by).or_default().add(finding);
@@ -285,17 +285,17 @@ fn unfollowed(live: &TraceRules, ended_in: Option<usize>) -> Finding {
         || RuleRef::table(TableName::of_family(live.family)),
         |chain| RuleRef { base_chain: chain.name.clone(), ..RuleRef::table(chain.table.clone()) },
     );
-    Finding::of_place(Severity::May, Effect::Unfollowed, place)
+    Finding::of_place(Certainty::May, Effect::Unfollowed, place)
 }
 
 /// Whether they only open connections that others asked for, of which a pod has hardly any.
 pub(super) fn are_related(packets: &Packets) -> bool {
-    !packets.get(Field::State).contains(state::NEW)
+    !packets.get(VariedField::State).contains(state::NEW)
 }
 
 /// Whether all of them have marks that the application has set.
-fn are_marked(packets: &Packets, marked: &Set) -> bool {
-    !marked.is_empty() && packets.get(Field::Mark).without(marked).is_empty()
+fn are_marked(packets: &Packets, marked: &RangeSet) -> bool {
+    !marked.is_empty() && packets.get(VariedField::Mark).without(marked).is_empty()
 }
 
 /// What becomes of packets that a plan captures in one way.
@@ -307,7 +307,7 @@ pub(super) struct Judge<'a> {
     /// Whether the pod sends them.
     pub(super) is_sent: bool,
     /// The marks that the application has set.
-    marked: &'a Set,
+    marked: &'a RangeSet,
 }
 
 impl Judge<'_> {
@@ -318,7 +318,8 @@ impl Judge<'_> {
 
     /// The packets of a way that the application has not marked; none where it has marked all.
     pub(super) fn unmarked(&self, way: &TracePath) -> Option<Packets> {
-        let rest = || way.packets.with(Field::Mark, way.packets.get(Field::Mark).without(self.marked));
+        let rest =
+            || way.packets.with(VariedField::Mark, way.packets.get(VariedField::Mark).without(self.marked));
         (!self.is_marked(way)).then(rest)
     }
 
@@ -332,7 +333,7 @@ impl Judge<'_> {
         for (number, (way, blamed)) in self.found.ways.iter().zip(&blamed).enumerate() {
             let Some((effect, cause)) = blamed else { continue };
             let severity =
-                if self.is_lost(way) { self.severity(number, &lost, *effect) } else { Severity::May };
+                if self.is_lost(way) { self.severity(number, &lost, *effect) } else { Certainty::May };
             for cause in self.each(way, *cause) {
                 let example = Some(example(self.is_sent, &way.packets));
                 findings.add(Finding { example, ..self.finding(severity, *effect, cause) });
@@ -385,7 +386,8 @@ impl Judge<'_> {
     /// Whether they come from outside and from the very address that they go to.
     fn is_sent_by_nobody(&self, way: &TracePath) -> bool {
         let single = |field| way.packets.get(field).single();
-        !self.is_sent && single(Field::Source).is_some_and(|from| single(Field::Destination) == Some(from))
+        !self.is_sent
+            && single(VariedField::Source).is_some_and(|from| single(VariedField::Destination) == Some(from))
     }
 
     /// Whether REDIRECT drops them because they come by an interface without an address, although others have one.
@@ -403,7 +405,7 @@ impl Judge<'_> {
         };
         matches!(self.traffic.1, Traffic::Inbound | Traffic::ProxyToSelf)
             && comes_there
-            && way.packets.get(Field::Port).single() == Some(port.into())
+            && way.packets.get(VariedField::Port).single() == Some(port.into())
     }
 
     /// What takes packets of a way from the proxy, and how; `None` if they reach it as planned, or if only the mesh
@@ -483,18 +485,18 @@ impl Judge<'_> {
 
     /// Its certainty. If the packets' path is unknown, they are lost for certain if they are lost on each; the last of
     /// what may lose them then does.
-    fn severity(&self, number: usize, lost: &[Option<(Effect, Cause)>], effect: Effect) -> Severity {
+    fn severity(&self, number: usize, lost: &[Option<(Effect, Cause)>], effect: Effect) -> Certainty {
         let may = matches!(effect, Effect::Queues | Effect::Unknown | Effect::Rewrites | Effect::Unfollowed);
         let is_unknown = self.found.ways.get(number).is_none_or(|way| way.fate == Fate::Unknown);
         let is_unusual = |way: &TracePath| are_related(&way.packets) || self.is_marked(way);
         if may || is_unknown || self.found.ways.get(number).is_none_or(is_unusual) {
-            return Severity::May;
+            return Certainty::May;
         }
         if !self.found.are_doubtful {
-            return Severity::Does;
+            return Certainty::Does;
         }
         let (Some(way), Some(Some((_, cause)))) = (self.found.ways.get(number), lost.get(number)) else {
-            return Severity::May;
+            return Certainty::May;
         };
         let place = self.order(*cause);
         let is_certain = self.found.ways.iter().zip(lost).enumerate().all(|(other, (another, blamed))| {
@@ -502,7 +504,7 @@ impl Judge<'_> {
                 || !overlap(&way.packets, &another.packets)
                 || blamed.is_some_and(|(_, cause)| self.order(cause) <= place)
         });
-        if is_certain { Severity::Does } else { Severity::May }
+        if is_certain { Certainty::Does } else { Certainty::May }
     }
 
     /// The position of a cause on a packet's path.
@@ -550,7 +552,7 @@ impl Judge<'_> {
         about
     }
 
-    fn finding(&self, severity: Severity, effect: Effect, cause: Cause) -> Finding {
+    fn finding(&self, severity: Certainty, effect: Effect, cause: Cause) -> Finding {
         let (place, rule) = match cause {
             Cause::Rule(rule) => {
                 (self.place(rule.base, Some(rule)), self.live.rule(rule).map(|rule| rule.seen.to_string()))
@@ -582,7 +584,7 @@ impl Judge<'_> {
 }
 
 /// A policy rule or route keeps packets from the pod: the one with these words.
-fn of_route(live: &TraceRules, severity: Severity, words: usize, traffic: (Family, Traffic)) -> Finding {
+fn of_route(live: &TraceRules, severity: Certainty, words: usize, traffic: (Family, Traffic)) -> Finding {
     let place = RuleRef { rule: Some(words), ..RuleRef::table(TableName::of_family(live.family)) };
     Finding {
         rule: words_of(live.routes.as_ref(), words).unwrap_or_default(),
@@ -595,8 +597,8 @@ fn of_route(live: &TraceRules, severity: Severity, words: usize, traffic: (Famil
 fn search_routes(starts: &[Start], live: &TraceRules, findings: &mut Findings) {
     let traffic = (live.family, Traffic::ToApplication);
     for start in starts.iter().filter(|start| start.traffic == Traffic::ToApplication) {
-        for way in routed(live, start.packets.clone(), Lookup::Sent) {
-            let severity = if way.is_certain { Severity::Does } else { Severity::May };
+        for way in routed(live, start.packets.clone(), RouteLookup::Sent) {
+            let severity = if way.is_certain { Certainty::Does } else { Certainty::May };
             // What has no route at all is for an address that is just coming or going.
             let is_taken = matches!(way.end, RouteEnd::Out(_) | RouteEnd::Lost) && way.rule.is_some();
             if is_taken {
@@ -613,13 +615,13 @@ pub(crate) fn example(is_sent: bool, packets: &Packets) -> Packet {
         Family::V4 => number(IpAddr::V4(Ipv4Addr::new(203, 0, 113, 77))),
         Family::V6 => number(IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0x77, 0, 0, 0, 0, 0x77))),
     };
-    let usual: [(Field, &[u128]); 6] = [
-        (Field::Source, &[far]),
-        (Field::Destination, &[far]),
-        (Field::SourcePort, &[43_210, 1]),
-        (Field::Port, &[80, 8080, 1]),
-        (Field::User, &[1000, 1337]),
-        (Field::Group, &[1000, 1337]),
+    let usual: [(VariedField, &[u128]); 6] = [
+        (VariedField::Source, &[far]),
+        (VariedField::Destination, &[far]),
+        (VariedField::SourcePort, &[43_210, 1]),
+        (VariedField::Port, &[80, 8080, 1]),
+        (VariedField::User, &[1000, 1337]),
+        (VariedField::Group, &[1000, 1337]),
     ];
     let mut packets = packets.clone();
     for (field, values) in usual {
@@ -643,5 +645,5 @@ const fn passed(hook: Hook) -> u8 {
 
 /// Whether there may be packets of both.
 fn overlap(one: &Packets, other: &Packets) -> bool {
-    Field::ALL.iter().all(|field| !one.get(*field).and(other.get(*field)).is_empty())
+    VariedField::ALL.iter().all(|field| !one.get(*field).and(other.get(*field)).is_empty())
 }

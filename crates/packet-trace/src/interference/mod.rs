@@ -2,11 +2,11 @@
 //!
 //! Rules in force do not prove that traffic is captured: a packet meets all base chains of its hooks, by
 //! priority, and a chain of another program may translate it first, drop it, or hide it from connection tracking; within a
-//! built-in chain a rule before the mesh's may end it. [`Pod::judge`] sends packets that the plan captures through everything that hangs on their way, and
+//! built-in chain a rule before the mesh's may end it. [`PodTraffic::judge`] sends packets that the plan captures through everything that hangs on their way, and
 //! names what they meet.
 //!
 //! A rule with supported conditions that no captured packet fulfils is not a finding. One with an unsupported condition or
-//! statement [may](Severity::May) interfere. The search judges first packets, in the direction in
+//! statement [may](Certainty::May) interfere. The search judges first packets, in the direction in
 //! which a connection is opened.
 
 mod consequences;
@@ -16,7 +16,7 @@ mod opening;
 mod starts;
 
 pub use consequences::Consequence;
-pub use finding::{Accepted, Effect, Finding, RuleRef, Severity, Traffic};
+pub use finding::{Accepted, Certainty, Effect, Finding, RuleRef, Traffic};
 pub use opening::{Captures, Opener, Opening};
 
 use crate::TraceRules;
@@ -36,7 +36,7 @@ use std::{collections::BTreeSet, net::IpAddr};
 
 /// What captured packets look like in a pod.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Pod<'a> {
+pub struct PodTraffic<'a> {
     /// Its addresses. Traffic of a family it has no address of is not judged.
     pub addresses: &'a [IpAddr],
     /// The interfaces by which it may talk to others, all but loopback; any, if none is named.
@@ -51,7 +51,7 @@ pub struct Pod<'a> {
     pub accepted: Option<&'a AcceptedRules>,
 }
 
-impl Pod<'_> {
+impl PodTraffic<'_> {
     /// The rules that its packets of a family meet, by a verdict and in a trace of one packet. With a plan, its own rules know the
     /// settings behind them.
     #[must_use]
@@ -87,7 +87,7 @@ impl Pod<'_> {
         let followed = addresses.pod(self);
         if followed.addresses.len() < self.addresses.len() {
             let place = RuleRef::table(TableName::of_family(Family::V4));
-            findings.add(Finding::of_place(Severity::May, Effect::Unfollowed, place));
+            findings.add(Finding::of_place(Certainty::May, Effect::Unfollowed, place));
         }
         for family in plan.families() {
             let live = self.judged_rules(ruleset, &routing, *family, plan);
@@ -136,7 +136,7 @@ struct FollowedAddresses {
 }
 
 impl FollowedAddresses {
-    fn of(pod: &Pod<'_>) -> Self {
+    fn of(pod: &PodTraffic<'_>) -> Self {
         let of_family = |family| pod.addresses.iter().filter(move |address| Family::of(address) == family);
         let addresses = Family::BOTH.into_iter().flat_map(|family| of_family(family).take(MOST_ADDRESSES));
         let by_interface = pod.by_interface.map(|all| {
@@ -149,8 +149,8 @@ impl FollowedAddresses {
         Self { addresses: addresses.copied().collect(), by_interface }
     }
 
-    fn pod<'a>(&'a self, pod: &Pod<'a>) -> Pod<'a> {
-        Pod { addresses: &self.addresses, by_interface: self.by_interface.as_deref(), ..*pod }
+    fn pod<'a>(&'a self, pod: &PodTraffic<'a>) -> PodTraffic<'a> {
+        PodTraffic { addresses: &self.addresses, by_interface: self.by_interface.as_deref(), ..*pod }
     }
 }
 
@@ -160,7 +160,7 @@ fn own_tables(ruleset: &HookedRules, findings: &mut Findings) {
         let whole = RuleRef::table(name.clone());
         let mut own = table.chains.iter().filter(|(_, chain)| is_of_the_mesh(name, chain)).peekable();
         if table.dormant && own.peek().is_some() {
-            findings.add(Finding::of_place(Severity::Does, Effect::Dormant, whole));
+            findings.add(Finding::of_place(Certainty::Does, Effect::Dormant, whole));
             continue;
         }
         for (chain_name, chain) in own {
@@ -168,7 +168,7 @@ fn own_tables(ruleset: &HookedRules, findings: &mut Findings) {
                 let hook = Some((base.hook, base.priority));
                 let (base_chain, chain) = (chain_name.clone(), chain_name.clone());
                 let place = RuleRef { base_chain, hook, chain, ..whole.clone() };
-                findings.add(Finding::of_place(Severity::Does, Effect::PolicyDrops, place));
+                findings.add(Finding::of_place(Certainty::Does, Effect::PolicyDrops, place));
             }
         }
     }

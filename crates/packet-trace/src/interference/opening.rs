@@ -1,6 +1,6 @@
 //! Whether a plan captures one observed connection, such as one opened before the plan's rules existed.
 
-use super::Pod;
+use super::PodTraffic;
 use crate::{Fate, Packet, TraceRules};
 use netfilter_state::state::PerFamily;
 use redirect_core::{
@@ -66,14 +66,14 @@ impl Captures {
     /// Whether it captures a connection in a pod. If the kernel does not report its opener, it counts as captured if it would be for
     /// one of those who may have.
     #[must_use]
-    pub fn captures(&self, pod: &Pod<'_>, opening: &Opening) -> bool {
+    pub fn captures(&self, pod: &PodTraffic<'_>, opening: &Opening) -> bool {
         let rules = self.rules.of(Family::of(&opening.destination.ip()));
         let packets = self.packets(pod, opening);
         packets.iter().any(|packet| matches!(rules.fate(packet), Fate::Proxy { .. }))
     }
 
     /// The packets that may have opened it.
-    fn packets(&self, pod: &Pod<'_>, opening: &Opening) -> Vec<Packet> {
+    fn packets(&self, pod: &PodTraffic<'_>, opening: &Opening) -> Vec<Packet> {
         let Opening { protocol, source, destination, by } = *opening;
         let of_protocol = |packet: Packet| match protocol {
             Protocol::Tcp => packet,
@@ -103,7 +103,7 @@ impl Captures {
 }
 
 /// The interfaces by which the connection of this address of the pod's may go: that of the address, where it is known.
-fn interfaces(pod: &Pod<'_>, own: IpAddr) -> Vec<String> {
+fn interfaces(pod: &PodTraffic<'_>, own: IpAddr) -> Vec<String> {
     let by_interface = pod.by_interface.unwrap_or_default().iter();
     let of_address: Vec<String> =
         by_interface.filter(|(_, address)| *address == own).map(|(name, _)| name.clone()).collect();
@@ -114,7 +114,7 @@ fn interfaces(pod: &Pod<'_>, own: IpAddr) -> Vec<String> {
     }
 }
 
-impl Pod<'_> {
+impl PodTraffic<'_> {
     /// Whether an address is the pod's own, by which it reaches itself.
     #[must_use]
     pub fn owns(&self, address: &IpAddr) -> bool {
@@ -145,7 +145,8 @@ mod tests {
 
     fn is_captured(plan: &RulePlan, by: Opener, protocol: Protocol, from: &str, to: &str) -> bool {
         let addresses = ["10.1.0.2", "fd00::2"].map(|address| address.parse().unwrap());
-        let pod = Pod { addresses: &addresses, interfaces: &["eth0".to_string()], ..Pod::default() };
+        let pod =
+            PodTraffic { addresses: &addresses, interfaces: &["eth0".to_string()], ..PodTraffic::default() };
         let opening =
             Opening { protocol, source: from.parse().unwrap(), destination: to.parse().unwrap(), by };
         Captures::of(plan).captures(&pod, &opening)
@@ -229,11 +230,11 @@ mod tests {
         let addresses = ["10.1.0.2", "10.2.0.2"].map(|address| address.parse().unwrap());
         let interfaces = ["eth0", "net1", "tunl0"].map(ToString::to_string);
         let by_interface = [(interfaces[0].clone(), addresses[0]), (interfaces[1].clone(), addresses[1])];
-        let pod = Pod {
+        let pod = PodTraffic {
             addresses: &addresses,
             interfaces: &interfaces,
             by_interface: Some(&by_interface),
-            ..Pod::default()
+            ..PodTraffic::default()
         };
         let captured = |by, source: &str, destination: &str| {
             let (source, destination) = (source.parse().unwrap(), destination.parse().unwrap());

@@ -4,7 +4,7 @@
 // The dumps are those of a machine that puts the low byte first.
 #![cfg(target_endian = "little")]
 
-use super::{Finding, Pod, Traffic};
+use super::{Finding, PodTraffic, Traffic};
 use crate::kernel::dumps::{self, read_saved};
 use netfilter_state::ruleset::{
     Api, Base, HookedRules, KernelRule, Statement, TableFamily, TableName, TableState,
@@ -99,7 +99,7 @@ fn each_rule_of_others_is_found_to_do_what_it_does() {
     let (others, plans) = (Others::dumped(), in_force());
     let addresses: [IpAddr; 2] = ["10.1.0.2".parse().unwrap(), "fd00::2".parse().unwrap()];
     let interfaces = ["eth0".into()];
-    let pod = Pod { addresses: &addresses, interfaces: &interfaces, ..Pod::default() };
+    let pod = PodTraffic { addresses: &addresses, interfaces: &interfaces, ..PodTraffic::default() };
     let mut text = String::new();
     for rule in others.rules() {
         writeln!(text, "{}", rule.1).unwrap();
@@ -124,9 +124,10 @@ fn addresses_that_every_pod_has_are_not_judged() {
     let drop = KernelRule { statements: [Statement::Drop].into(), ..KernelRule::default() };
     let ruleset = others.beside(&read_saved(name), (&theirs, &drop), &PLACES[1].1);
     let found = |address: &str| {
-        let findings = Pod { addresses: &[address.parse().unwrap()], interfaces: &[], ..Pod::default() }
-            .judge(&ruleset, &plan)
-            .findings;
+        let findings =
+            PodTraffic { addresses: &[address.parse().unwrap()], interfaces: &[], ..PodTraffic::default() }
+                .judge(&ruleset, &plan)
+                .findings;
         findings.iter().filter(|finding| finding.place.table.name == "theirs").count()
     };
     assert_eq!(["10.1.0.2", "fd00::2", "169.254.7.7", "fe80::7"].map(found), [2; 4]);
@@ -140,7 +141,7 @@ fn wherever_a_plans_rules_are_what_is_in_their_way_is_found() {
     let mut others = Others(HookedRules::default());
     others.0.tables = tables;
     let addresses: [IpAddr; 2] = ["10.1.0.2".parse().unwrap(), "fd00::2".parse().unwrap()];
-    let pod = Pod { addresses: &addresses, interfaces: &["eth0".into()], ..Pod::default() };
+    let pod = PodTraffic { addresses: &addresses, interfaces: &["eth0".into()], ..PodTraffic::default() };
     for statement in [Statement::Drop, Statement::Accept, Statement::Redirect(Some(7)), Statement::Untrack] {
         let rule = KernelRule { statements: [statement].into(), ..KernelRule::default() };
         for ((name, plan), (_, bases)) in dumps::plans().iter().zip(&PLACES) {

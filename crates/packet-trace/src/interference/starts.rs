@@ -1,13 +1,13 @@
 //! Which packets a verdict asks about: first packets of connections, and datagrams to servers of DNS, that a plan may capture, and those that
 //! it leaves alone because they are the proxy's.
 
-use super::{Pod, Traffic};
+use super::{PodTraffic, Traffic};
 use crate::{
-    packets::{Field, LO, Packets, loopback, number, state},
+    packets::{LO, Packets, VariedField, loopback, number, state},
     routes::RouteEnd,
     rules::{TraceRules, of_flags},
-    set::Set,
-    walk::{Lookup, MOST_MARKS, WalkInput, routed},
+    set::RangeSet,
+    walk::{MOST_MARKS, RouteLookup, WalkInput, routed},
 };
 use redirect_core::{
     AmbientRedirect,
@@ -28,12 +28,12 @@ pub(super) struct Start {
     pub(super) packets: Packets,
     pub(super) given: WalkInput,
     /// The marks among theirs that the application has set, which takes a capability.
-    pub(super) marked: Set,
+    pub(super) marked: RangeSet,
 }
 
 impl Start {
     fn of(traffic: Traffic, packets: Packets, given: WalkInput) -> Self {
-        Self { traffic, packets, given, marked: Set::empty() }
+        Self { traffic, packets, given, marked: RangeSet::empty() }
     }
 
     fn sent(traffic: Traffic, packets: Packets) -> Self {
@@ -42,34 +42,34 @@ impl Start {
 
     /// Whether they stay in the pod.
     pub(super) fn is_within_pod(&self) -> bool {
-        self.packets.get(Field::Interface).single() == Some(LO)
+        self.packets.get(VariedField::Interface).single() == Some(LO)
     }
 }
 
 /// All that is asked about; nothing of a family that the pod has no address of.
-pub(super) fn starts(plan: &RulePlan, live: &TraceRules, pod: &Pod<'_>) -> Vec<Start> {
+pub(super) fn starts(plan: &RulePlan, live: &TraceRules, pod: &PodTraffic<'_>) -> Vec<Start> {
     let ends = Ends::of(live, pod);
     let mut starts = ends.inbound(live);
     starts.extend(ends.outbound(plan));
     starts.extend(ends.within_pod());
     starts.extend(ends.to_application(plan));
     let marks = live.marks_asked();
-    let all_marks = marks.or(&Set::one(0));
+    let all_marks = marks.or(&RangeSet::one(0));
     // Few marks go with the rest; in ambient mode a mark says who sends a packet.
     let are_few = plan.data_plane() == DataPlane::Sidecar && all_marks.few(MOST_MARKS).is_some();
     let is_by_application = |start: &&mut Start| matches!(start.traffic, Traffic::Outbound | Traffic::Dns);
     let mut apart = Vec::new();
     for start in starts.iter_mut().filter(is_by_application) {
         if are_few {
-            start.packets.set(Field::Mark, all_marks.clone());
+            start.packets.set(VariedField::Mark, all_marks.clone());
             start.marked = marks.clone();
         } else {
-            let packets = start.packets.with(Field::Mark, marks.clone());
+            let packets = start.packets.with(VariedField::Mark, marks.clone());
             apart.push(Start { packets, marked: marks.clone(), ..start.clone() });
         }
     }
     starts.extend(apart);
-    let is_any = |start: &Start| Field::ALL.iter().all(|field| !start.packets.get(*field).is_empty());
+    let is_any = |start: &Start| VariedField::ALL.iter().all(|field| !start.packets.get(*field).is_empty());
     starts.retain(|start| !ends.own.is_empty() && is_any(start));
     starts
 }
@@ -80,21 +80,21 @@ struct Ends {
     /// The addresses of its interfaces.
     own: Vec<IpAddr>,
     /// Those that have a local route alone.
-    others: Set,
+    others: RangeSet,
     /// The addresses of other hosts.
-    far: Set,
+    far: RangeSet,
     /// What the pod delivers to itself; all, where that is not known.
-    delivered: Set,
+    delivered: RangeSet,
     /// The interfaces by which it reaches others.
-    links: Set,
+    links: RangeSet,
     /// The flags of a segment that opens a connection.
-    opening: Set,
+    opening: RangeSet,
 }
 
 impl Ends {
-    fn of(live: &TraceRules, pod: &Pod<'_>) -> Self {
+    fn of(live: &TraceRules, pod: &PodTraffic<'_>) -> Self {
         let family = live.family;
-        let most = Field::Destination.most(family);
+        let most = VariedField::Destination.most(family);
         let nobody = loopback(family).or(&one(family.passthrough())).or(&multicast(family));
         let routes = live.routes.as_ref();
         // A link-local address has no route while the kernel looks for another host that has it.
@@ -107,41 +107,45 @@ impl Ends {
         Self {
             family,
             own,
-            others: routes.map_or_else(Set::empty, |routes| routes.local.without(&nobody)),
+            others: routes.map_or_else(RangeSet::empty, |routes| routes.local.without(&nobody)),
             far: routes
                 .map_or_else(|| nobody.clone(), |routes| nobody.or(&routes.of_nobody_else))
                 .complement(most),
-            delivered: routes.map_or_else(|| Set::range(0, most), |routes| routes.of_nobody_else.clone()),
+            delivered: routes
+                .map_or_else(|| RangeSet::range(0, most), |routes| routes.of_nobody_else.clone()),
             links: live.links.clone(),
             opening: opening_flags(),
         }
     }
 
     /// First packets of connections: those that another connection asked for, too.
-    fn first(&self, protocol: Protocol, from: &Set, to: &Set, by: &Set) -> Packets {
+    fn first(&self, protocol: Protocol, from: &RangeSet, to: &RangeSet, by: &RangeSet) -> Packets {
         let mut packets = Packets::all(self.family);
-        packets.set_one(Field::Protocol, protocol.number());
-        packets.set(Field::Flags, if protocol == Protocol::Tcp { self.opening.clone() } else { Set::one(0) });
-        packets.set(Field::State, Set::range(state::NEW, state::RELATED));
-        packets.set_one(Field::Mark, 0_u32);
-        packets.set_one(Field::ConnMark, 0_u32);
-        packets.set(Field::Source, from.clone());
-        packets.set(Field::Destination, to.clone());
-        packets.set(Field::Interface, by.clone());
+        packets.set_one(VariedField::Protocol, protocol.number());
+        packets.set(
+            VariedField::Flags,
+            if protocol == Protocol::Tcp { self.opening.clone() } else { RangeSet::one(0) },
+        );
+        packets.set(VariedField::State, RangeSet::range(state::NEW, state::RELATED));
+        packets.set_one(VariedField::Mark, 0_u32);
+        packets.set_one(VariedField::ConnMark, 0_u32);
+        packets.set(VariedField::Source, from.clone());
+        packets.set(VariedField::Destination, to.clone());
+        packets.set(VariedField::Interface, by.clone());
         packets
     }
 
-    fn query(&self, protocol: Protocol, from: &Set, to: &Set, by: &Set) -> Start {
+    fn query(&self, protocol: Protocol, from: &RangeSet, to: &RangeSet, by: &RangeSet) -> Start {
         let packets = self.first(protocol, from, to, by);
-        Start::sent(Traffic::Dns, packets.with(Field::Port, Set::one(DNS.into())))
+        Start::sent(Traffic::Dns, packets.with(VariedField::Port, RangeSet::one(DNS.into())))
     }
 
     /// What others open, to the pod's addresses and to whatever else routing delivers here: not to broadcast and anycast addresses,
     /// which TCP does not use.
     fn inbound(&self, live: &TraceRules) -> Vec<Start> {
-        let to = |to: &Set| self.first(Protocol::Tcp, &self.far, to, &self.links);
+        let to = |to: &RangeSet| self.first(Protocol::Tcp, &self.far, to, &self.links);
         let own = self.own.iter().map(|at| (to(&one(*at)), Some(*at)));
-        let ways = routed(live, to(&self.far.or(&self.others)), Lookup::Arrives).into_iter();
+        let ways = routed(live, to(&self.far.or(&self.others)), RouteLookup::Arrives).into_iter();
         let delivered = ways.filter(|way| way.end == RouteEnd::Local && way.is_certain);
         let all = own.chain(delivered.map(|way| (way.packets, None)));
         all.map(|(packets, own)| {
@@ -156,8 +160,8 @@ impl Ends {
         let sent = Start::sent(Traffic::Outbound, self.first(Protocol::Tcp, &from, &self.far, &self.links));
         let mut starts = [sent, self.query(Protocol::Udp, &from, &self.far, &self.links)];
         if plan.data_plane() == DataPlane::Ambient {
-            let marks = Set::one(0).or(&Set::one(AmbientRedirect::ZTUNNEL_MARK.value().into()));
-            starts.iter_mut().for_each(|start| start.packets.set(Field::Mark, marks.clone()));
+            let marks = RangeSet::one(0).or(&RangeSet::one(AmbientRedirect::ZTUNNEL_MARK.value().into()));
+            starts.iter_mut().for_each(|start| start.packets.set(VariedField::Mark, marks.clone()));
         }
         starts
     }
@@ -166,10 +170,10 @@ impl Ends {
     /// 127.0.0.53. What goes to another one over TCP is asked about as all else.
     fn within_pod(&self) -> Vec<Start> {
         let (localhost, lo) = (one(localhost(self.family)), lo());
-        let to_itself = |from: &Set, to: &Set| {
+        let to_itself = |from: &RangeSet, to: &RangeSet| {
             Start::sent(Traffic::ProxyToSelf, self.first(Protocol::Tcp, from, to, &lo))
         };
-        let delivered = |to: Set| to.and(&self.delivered);
+        let delivered = |to: RangeSet| to.and(&self.delivered);
         let resolvers = delivered(loopback(self.family));
         let mut starts = Vec::from([
             to_itself(&localhost, &delivered(one(self.family.passthrough()))),
@@ -193,11 +197,11 @@ impl Ends {
         };
         let to = |at: &IpAddr| {
             let mut packets = self.first(Protocol::Tcp, &from, &one(*at), &lo());
-            packets.set_one(Field::Mark, mark);
-            packets.set(Field::User, ids(plan.proxy_users()));
-            packets.set(Field::Group, ids(plan.proxy_groups()));
+            packets.set_one(VariedField::Mark, mark);
+            packets.set(VariedField::User, ids(plan.proxy_users()));
+            packets.set(VariedField::Group, ids(plan.proxy_groups()));
             // The application does not have the proxy's own ports.
-            packets.set(Field::Port, exempt_ports(plan).complement(u16::MAX.into()));
+            packets.set(VariedField::Port, exempt_ports(plan).complement(u16::MAX.into()));
             let mut start = Start::sent(Traffic::ToApplication, packets);
             start.given.names_client = plan.policy_routes().is_some();
             start
@@ -207,7 +211,7 @@ impl Ends {
 }
 
 /// The ports to which a plan leaves connections from outside alone: those that it names, the proxy's own among them.
-pub(super) fn exempt_ports(plan: &RulePlan) -> Set {
+pub(super) fn exempt_ports(plan: &RulePlan) -> RangeSet {
     let is_exempt = |because: Key| {
         let excluded = [Key::InboundExcludePorts, Key::AmbientInboundExcludePorts, Key::InboundTunnelPort];
         excluded.contains(&because)
@@ -220,27 +224,27 @@ pub(super) fn exempt_ports(plan: &RulePlan) -> Set {
     let ports = exempt.flat_map(|planned| &planned.rule().matches).filter_map(range);
     let tunnel = u128::from(AmbientRedirect::TUNNEL_PORT.number());
     let of_ztunnel = (plan.data_plane() == DataPlane::Ambient).then_some((tunnel, tunnel));
-    Set::of(ports.chain(of_ztunnel).collect())
+    RangeSet::of(ports.chain(of_ztunnel).collect())
 }
 
 /// These users or groups; any, if none is named.
-fn ids(named: impl Iterator<Item = u32>) -> Set {
-    match Set::each(named) {
-        none if none.is_empty() => Set::range(0, u32::MAX.into()),
+fn ids(named: impl Iterator<Item = u32>) -> RangeSet {
+    match RangeSet::each(named) {
+        none if none.is_empty() => RangeSet::range(0, u32::MAX.into()),
         some => some,
     }
 }
 
-fn one(address: IpAddr) -> Set {
-    Set::one(number(address))
+fn one(address: IpAddr) -> RangeSet {
+    RangeSet::one(number(address))
 }
 
-fn all(addresses: &[IpAddr]) -> Set {
-    Set::each(addresses.iter().copied().map(number))
+fn all(addresses: &[IpAddr]) -> RangeSet {
+    RangeSet::each(addresses.iter().copied().map(number))
 }
 
-fn lo() -> Set {
-    Set::one(LO)
+fn lo() -> RangeSet {
+    RangeSet::one(LO)
 }
 
 const fn localhost(family: Family) -> IpAddr {
@@ -251,16 +255,16 @@ const fn localhost(family: Family) -> IpAddr {
 }
 
 /// The sets of flags of a segment that opens a connection: a sender that offers ECN sets two more, and data one.
-fn opening_flags() -> Set {
+fn opening_flags() -> RangeSet {
     of_flags(|flags| TcpFlags::OPENING.covers(flags))
 }
 
 /// Addresses of many hosts, and of none.
-pub(crate) fn multicast(family: Family) -> Set {
+pub(crate) fn multicast(family: Family) -> RangeSet {
     match family {
         // 0.0.0.0, 224.0.0.0/4 and beyond.
-        Family::V4 => Set::of([(0, 0), (0xe000_0000, 0xffff_ffff)].into()),
+        Family::V4 => RangeSet::of([(0, 0), (0xe000_0000, 0xffff_ffff)].into()),
         // ::, ff00::/8.
-        Family::V6 => Set::of([(0, 0), (0xff << 120, u128::MAX)].into()),
+        Family::V6 => RangeSet::of([(0, 0), (0xff << 120, u128::MAX)].into()),
     }
 }

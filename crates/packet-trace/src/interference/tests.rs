@@ -100,14 +100,14 @@ fn declare(table: &mut TableState, name: &str, words: &[&str]) {
 fn found(plan: &RulePlan, others: &str) -> Vec<Finding> {
     let addresses: [IpAddr; 1] = [OWN.parse().unwrap()];
     let interfaces = ["eth0".to_string()];
-    Pod { addresses: &addresses, interfaces: &interfaces, ..Pod::default() }
+    PodTraffic { addresses: &addresses, interfaces: &interfaces, ..PodTraffic::default() }
         .judge(&in_force(plan, others), plan)
         .findings
 }
 
 /// One case: other programs' rules, and what is found: severity, table, chain, rule number, effect, traffic.
 type Case = (&'static str, &'static [Wanted]);
-type Wanted = (Severity, &'static str, Effect, &'static [Traffic]);
+type Wanted = (Certainty, &'static str, Effect, &'static [Traffic]);
 
 #[track_caller]
 fn check(settings: &[(Key, &'static str)], cases: &[Case]) {
@@ -141,11 +141,11 @@ fn check(settings: &[(Key, &'static str)], cases: &[Case]) {
     assert!(problems.is_empty(), "{} problems:\n{}", problems.len(), problems.join("\n"));
 }
 
+use Certainty::{Does, May};
 use Effect::*;
-use Severity::{Does, May};
 use Traffic::{ByProxy, Dns, Inbound, Outbound, ProxyToSelf, ToApplication, ToProxy};
 
-const NOTHING: &[(Severity, &str, Effect, &[Traffic])] = &[];
+const NOTHING: &[(Certainty, &str, Effect, &[Traffic])] = &[];
 const TPROXY: &[(Key, &str)] = &[(Key::InterceptionMode, "TPROXY")];
 const DNS: &[(Key, &str)] = &[(Key::RedirectDns, "true"), (Key::CaptureAllDns, "true")];
 
@@ -558,12 +558,17 @@ fn a_source_that_is_another_one_may_lose_answers() {
 }
 
 /// Findings in a pod whose routes are these.
-fn found_among(others: &str, edit: impl Fn(&mut RouteTables)) -> Vec<(Severity, Effect)> {
+fn found_among(others: &str, edit: impl Fn(&mut RouteTables)) -> Vec<(Certainty, Effect)> {
     let mut tables = route_tables();
     edit(&mut tables);
     let addresses: [IpAddr; 1] = [OWN.parse().unwrap()];
     let interfaces = ["eth0".to_string()];
-    let pod = Pod { addresses: &addresses, interfaces: &interfaces, routes: Some(&tables), ..Pod::default() };
+    let pod = PodTraffic {
+        addresses: &addresses,
+        interfaces: &interfaces,
+        routes: Some(&tables),
+        ..PodTraffic::default()
+    };
     let plan = plan(&[]);
     pod.judge(&in_force(&plan, others), &plan).findings.iter().map(|one| (one.severity, one.effect)).collect()
 }
@@ -617,7 +622,7 @@ fn what_nobody_listens_for_goes_on() {
         chain_of(ruleset.table(name), "p").rules.push(KernelRule { statements, ..KernelRule::default() });
         let addresses: [IpAddr; 1] = [OWN.parse().unwrap()];
         let interfaces = ["eth0".to_string()];
-        let pod = Pod { addresses: &addresses, interfaces: &interfaces, ..Pod::default() };
+        let pod = PodTraffic { addresses: &addresses, interfaces: &interfaces, ..PodTraffic::default() };
         pod.judge(&ruleset, &plan).findings.iter().map(|one| (one.severity, one.effect)).collect::<Vec<_>>()
     };
     assert_eq!((severities(true), severities(false)), (vec![(Does, Tproxies)], vec![(May, Tproxies)]));
@@ -832,7 +837,7 @@ fn only_ranges_that_are_captured_count() {
 fn a_family_the_pod_has_no_address_of_is_not_judged() {
     let plan = plan(&[]);
     let ruleset = in_force(&plan, "-I PREROUTING -j ACCEPT\n-I OUTPUT -j ACCEPT");
-    assert_eq!(Pod::default().judge(&ruleset, &plan).findings, []);
+    assert_eq!(PodTraffic::default().judge(&ruleset, &plan).findings, []);
 }
 
 #[test]
@@ -843,12 +848,12 @@ fn what_redirect_drops_for_want_of_an_address_is_lost() {
         let interfaces = ["eth0".to_string(), "net1".to_string()];
         let by_interface: Vec<(String, IpAddr)> =
             by_interface.iter().map(|(name, at)| ((*name).into(), at.parse().unwrap())).collect();
-        let pod = Pod {
+        let pod = PodTraffic {
             addresses: &addresses,
             interfaces: &interfaces,
             by_interface: Some(&by_interface),
             routes: Some(&tables),
-            ..Pod::default()
+            ..PodTraffic::default()
         };
         let plan = plan(&[]);
         let findings = pod.judge(&in_force(&plan, ""), &plan).findings;
@@ -872,7 +877,12 @@ fn a_resolver_that_no_route_leads_to_is_not_judged() {
     tables.routes.retain(|route| route.to.to_string() != "10.1.0.2/32");
     let addresses: [IpAddr; 1] = [OWN.parse().unwrap()];
     let interfaces = ["eth0".to_string()];
-    let pod = Pod { addresses: &addresses, interfaces: &interfaces, routes: Some(&tables), ..Pod::default() };
+    let pod = PodTraffic {
+        addresses: &addresses,
+        interfaces: &interfaces,
+        routes: Some(&tables),
+        ..PodTraffic::default()
+    };
     let plan = plan(DNS);
     let found = pod.judge(&in_force(&plan, ""), &plan).findings;
     assert!(
@@ -953,7 +963,7 @@ fn mapped(many: u128, selectors: &[Selector], verdict: impl Fn(u128) -> Statemen
         table.chains.insert(format!("c{number}"), ChainState { rules: [drops].into(), ..Default::default() });
     }
     let addresses: [IpAddr; 1] = [OWN.parse().unwrap()];
-    Pod { addresses: &addresses, interfaces: &["eth0".into()], ..Pod::default() }
+    PodTraffic { addresses: &addresses, interfaces: &["eth0".into()], ..PodTraffic::default() }
         .judge(&ruleset, &plan)
         .findings
 }
@@ -987,7 +997,7 @@ fn chains_that_were_not_read_are_named_by_what_passes_them() {
         let name = TableName { api: Api::NfTables, family: TableFamily::Ip, name: table.into() };
         let unread = chain_of(ruleset.table(name), chain);
         (unread.rules, unread.is_partial) = (Vec::new(), true);
-        let pod = Pod { addresses: &pod, interfaces: &["eth0".into()], ..Pod::default() };
+        let pod = PodTraffic { addresses: &pod, interfaces: &["eth0".into()], ..PodTraffic::default() };
         let judged = pod.judge(&ruleset, &plan);
         assert!(judged.consequences.iter().all(|one| one.severity == May), "{:?}", judged.consequences);
         judged.findings.into_iter().map(|one| (one.severity, one.effect, one.place.chain)).collect()
@@ -1004,7 +1014,7 @@ fn jumps_to_chains_that_were_not_read_are_doubtful() {
     let plan = plan(&[]);
     let pod = [OWN.parse().unwrap()];
     let ruleset = in_force(&plan, "*filter\n-A INPUT -s 198.51.100.1/32 -j missing");
-    let pod = Pod { addresses: &pod, interfaces: &["eth0".into()], ..Pod::default() };
+    let pod = PodTraffic { addresses: &pod, interfaces: &["eth0".into()], ..PodTraffic::default() };
     let found: Vec<_> =
         pod.judge(&ruleset, &plan).findings.iter().map(|one| (one.severity, one.effect)).collect();
     assert_eq!(found, [(May, Effect::Unknown)]);
@@ -1016,7 +1026,7 @@ fn any_number_of_addresses_is_bounded() {
     let plan = plan(&[]);
     let many: Vec<IpAddr> =
         (0..3000_u32).map(|number| Ipv4Addr::from(0x0a02_0000 + 2 * number).into()).collect();
-    let pod = |addresses| Pod { addresses, ..Pod::default() };
+    let pod = |addresses| PodTraffic { addresses, ..PodTraffic::default() };
     assert_eq!(pod(&many[..16]).judge(&in_force(&plan, ""), &plan).findings, []);
     let found = pod(&many).judge(&in_force(&plan, ""), &plan).findings;
     assert_eq!(found.iter().map(|one| (one.severity, one.effect)).collect::<Vec<_>>(), [(May, Unfollowed)]);
@@ -1054,7 +1064,7 @@ proptest::proptest! {
         let mut ruleset = HookedRules::default();
         let _ = ruleset.add_saved(Family::V4, &text);
         let addresses: [IpAddr; 1] = [OWN.parse().unwrap()];
-        let pod = Pod { addresses: &addresses, interfaces: &[], ..Pod::default() };
+        let pod = PodTraffic { addresses: &addresses, interfaces: &[], ..PodTraffic::default() };
         let _ = pod.judge(&ruleset, &plan(&[])).findings.iter().map(ToString::to_string).collect::<Vec<_>>();
     }
 }
@@ -1066,7 +1076,7 @@ fn means(settings: &[(Key, &'static str)], others: &str, edit: impl Fn(&mut Hook
     edit(&mut ruleset);
     let addresses: [IpAddr; 1] = [OWN.parse().unwrap()];
     let interfaces = ["eth0".to_string()];
-    let pod = Pod { addresses: &addresses, interfaces: &interfaces, ..Pod::default() };
+    let pod = PodTraffic { addresses: &addresses, interfaces: &interfaces, ..PodTraffic::default() };
     pod.consequences(&ruleset, &[], &plan).iter().map(ToString::to_string).collect()
 }
 
@@ -1151,8 +1161,11 @@ fn a_plan_of_any_size_is_followed_to_its_end_and_a_rule_of_others_is_found_besid
             let plan = plan(&[(Key::InterceptionMode, mode), (key, text)]);
             let found = |others: &str| {
                 let interfaces = ["eth0".into()];
-                let pod =
-                    Pod { addresses: &[OWN.parse().unwrap()], interfaces: &interfaces, ..Pod::default() };
+                let pod = PodTraffic {
+                    addresses: &[OWN.parse().unwrap()],
+                    interfaces: &interfaces,
+                    ..PodTraffic::default()
+                };
                 pod.judge(&in_force(&plan, others), &plan).findings
             };
             let alone: Vec<String> = found("").iter().map(ToString::to_string).collect();
@@ -1184,7 +1197,11 @@ fn pairs_of_rules_are_joined_only_where_no_packet_could_tell() {
             let is_listed = ports.split(',').any(|listed| listed == port.to_string());
             assert_eq!(matches!(recorded, crate::Fate::Proxy { .. }), is_listed, "{ports} {port}");
         }
-        let pod = Pod { addresses: &[OWN.parse().unwrap()], interfaces: &["eth0".into()], ..Pod::default() };
+        let pod = PodTraffic {
+            addresses: &[OWN.parse().unwrap()],
+            interfaces: &["eth0".into()],
+            ..PodTraffic::default()
+        };
         assert_eq!(pod.judge(&in_force(&plan, ""), &plan).findings, [], "{ports}");
         // Without one of the rules of a pair, its port alone is not captured.
         let mut damaged = in_force(&plan, "");
@@ -1209,8 +1226,12 @@ fn judged(
     let plan = plan(settings);
     let addresses: [IpAddr; 1] = [OWN.parse().unwrap()];
     let interfaces = ["eth0".to_string()];
-    let pod =
-        Pod { addresses: &addresses, interfaces: &interfaces, accepted: Some(&accepted), ..Pod::default() };
+    let pod = PodTraffic {
+        addresses: &addresses,
+        interfaces: &interfaces,
+        accepted: Some(&accepted),
+        ..PodTraffic::default()
+    };
     let Judgement { findings, accepted, .. } = pod.judge(&in_force(&plan, others), &plan);
     let place = |finding: &Finding| {
         let RuleRef { table, chain, rule, .. } = &finding.place;
@@ -1294,7 +1315,7 @@ fn what_is_accepted_is_no_consequence() {
     let addresses: [IpAddr; 1] = [OWN.parse().unwrap()];
     let mut accepted = AcceptedRules::default();
     let described = |ruleset: &HookedRules, accepted: &AcceptedRules| {
-        let pod = Pod { addresses: &addresses, accepted: Some(accepted), ..Pod::default() };
+        let pod = PodTraffic { addresses: &addresses, accepted: Some(accepted), ..PodTraffic::default() };
         pod.consequences(ruleset, &[], &plan).iter().map(ToString::to_string).collect::<Vec<_>>()
     };
     assert!(!described(&ruleset, &accepted).is_empty());

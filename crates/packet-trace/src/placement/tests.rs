@@ -147,7 +147,7 @@ fn what_cannot_be_stood_before_is_an_obstacle_with_its_number() {
     let mark = tproxy().policy_routes().unwrap().mark();
     let prohibits = PolicyRule { action: RuleAction::Prohibit, ..marked(mark, 9, 0) };
     let placement = placed(&tproxy(), &pod(&[prohibits], &[]));
-    assert!(matches!(placement.obstacle, Some(Obstacle::MarkInUse(_))), "{placement:?}");
+    assert!(matches!(placement.obstacle, Some(RoutingObstacle::MarkInUse(_))), "{placement:?}");
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Rules whose effect is meant, and what is in force without them.
 
 use super::{Base, ChainRule, Test, TraceRules, WalkedChain, WalkedRule, find_runs};
-use crate::{packets::Field, packets::loopback, set::Set};
+use crate::{packets::VariedField, packets::loopback, set::RangeSet};
 use netfilter_state::ruleset::{Api, Statement, TableName};
 use redirect_core::{
     accepted::{AcceptedBy, AcceptedRules, RuleName},
@@ -124,21 +124,23 @@ fn by_rule(accepted: &AcceptedRules, chain: &WalkedChain, rule: &WalkedRule) -> 
 
 /// Whether a rule in a table of KubeVirt's is one that it makes for a virtual machine with a proxy: it sends SSH to the machine, and
 /// what the pod sends to itself, but for some ports.
-fn is_of_kubevirt(chain: &WalkedChain, rule: &WalkedRule, own: &Set, localhost: &Set) -> bool {
-    let is_within = |field: Field, set: &Set| {
+fn is_of_kubevirt(chain: &WalkedChain, rule: &WalkedRule, own: &RangeSet, localhost: &RangeSet) -> bool {
+    let is_within = |field: VariedField, set: &RangeSet| {
         let of_field = |test: &Test| matches!(test, Test::In(of, has) if *of == field && !has.is_empty() && has.without(set).is_empty());
         rule.tests.iter().any(of_field)
     };
-    let tcp = || is_within(Field::Protocol, &Set::one(Protocol::Tcp.number().into()));
-    let ports = |all: &[u128]| Set::each(all.iter().copied());
+    let tcp = || is_within(VariedField::Protocol, &RangeSet::one(Protocol::Tcp.number().into()));
+    let ports = |all: &[u128]| RangeSet::each(all.iter().copied());
     let is_output = chain.base.is_some_and(|base| base.hook == Hook::Output && base.is_nat);
     match rule.seen.statements.as_slice() {
         [Statement::Translate(_)] if chain.name == INBOUND => {
-            tcp() && is_within(Field::Port, &Set::one(BESIDE_PROXY))
+            tcp() && is_within(VariedField::Port, &RangeSet::one(BESIDE_PROXY))
         }
-        [Statement::Translate(_)] if is_output => is_within(Field::Destination, own),
+        [Statement::Translate(_)] if is_output => is_within(VariedField::Destination, own),
         [Statement::Return] if is_output => {
-            tcp() && is_within(Field::Source, localhost) && is_within(Field::Port, &ports(&OF_POD))
+            tcp()
+                && is_within(VariedField::Source, localhost)
+                && is_within(VariedField::Port, &ports(&OF_POD))
         }
         _ => false,
     }

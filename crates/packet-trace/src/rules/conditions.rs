@@ -1,8 +1,8 @@
 //! Conditions of rules, in terms of what packets differ in.
 
 use super::super::{
-    packets::{Field, of_interface, of_net, state},
-    set::Set,
+    packets::{VariedField, of_interface, of_net, state},
+    set::RangeSet,
 };
 use netfilter_state::ruleset::{Condition, Endpoint, Selector, SetLookup, StateBits};
 use redirect_core::{
@@ -14,22 +14,22 @@ use redirect_core::{
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(in super::super) enum Test {
     Always(bool),
-    In(Field, Set),
+    In(VariedField, RangeSet),
     /// Likewise, of the interface it comes in by; not for a packet without one.
-    ComesIn(Set),
-    GoesOut(Set),
+    ComesIn(RangeSet),
+    GoesOut(RangeSet),
     /// Only packets that a local socket sends have an owner.
-    Owner(Field, Set),
+    Owner(VariedField, RangeSet),
     /// A mark's value, mask, and whether it is inverted.
-    Bits(Field, u32, u32, bool),
+    Bits(VariedField, u32, u32, bool),
     /// A mark's values, and whether they are inverted.
-    Mark(Field, Set, bool),
+    Mark(VariedField, RangeSet, bool),
     /// It belongs to a connection that conntrack has an entry of.
     Entry,
     /// This end of its connection is translated, and whether that is inverted.
-    Translated(Field, bool),
+    Translated(VariedField, bool),
     /// An address is one of the network namespace's, and whether that is inverted.
-    Local(Field, bool),
+    Local(VariedField, bool),
     /// All tests of one alternative, or of none if inverted.
     AnyOf(Vec<Vec<Test>>, bool),
     Unknown,
@@ -41,22 +41,26 @@ impl Test {
             Condition::Plain(condition) => Self::of_plain(condition, family),
             Condition::Family(is) => Self::Always((is.value == family) != is.not),
             Condition::Protocol(is) => {
-                Self::is(Field::Protocol, is, |number| Set::one((*number).into()), family)
+                Self::is(VariedField::Protocol, is, |number| RangeSet::one((*number).into()), family)
             }
-            Condition::SourcePorts(is) => Self::is(Field::SourcePort, is, |ports| of_ports(ports), family),
+            Condition::SourcePorts(is) => {
+                Self::is(VariedField::SourcePort, is, |ports| of_ports(ports), family)
+            }
             Condition::State(is) => Self::of_state(is, family),
             Condition::StateAndDirection { states, is_reply } => {
-                let in_state = turned(Field::State, of_states(states.value), states.not, family);
+                let in_state = turned(VariedField::State, of_states(states.value), states.not, family);
                 // A packet without a connection has no direction to compare.
-                let of_none = Set::range(state::INVALID, state::UNTRACKED);
-                Self::In(Field::State, in_state.and(&of_direction(*is_reply).or(&of_none)))
+                let of_none = RangeSet::range(state::INVALID, state::UNTRACKED);
+                Self::In(VariedField::State, in_state.and(&of_direction(*is_reply).or(&of_none)))
             }
-            Condition::MarkBits { mask, is } => Self::Bits(Field::Mark, is.value, *mask, is.not),
-            Condition::ConnMarkBits { mask, is } => Self::Bits(Field::ConnMark, is.value, *mask, is.not),
+            Condition::MarkBits { mask, is } => Self::Bits(VariedField::Mark, is.value, *mask, is.not),
+            Condition::ConnMarkBits { mask, is } => {
+                Self::Bits(VariedField::ConnMark, is.value, *mask, is.not)
+            }
             // Inverted, it is the other direction: a packet without a connection has none.
             Condition::IsReply(is_reply) => Self::of_entry(of_direction(*is_reply)),
             Condition::TcpFlags { mask, is } => {
-                Self::is(Field::Flags, is, |value| of_flags(|flags| flags & mask == *value), family)
+                Self::is(VariedField::Flags, is, |value| of_flags(|flags| flags & mask == *value), family)
             }
             Condition::Local(is) => Self::Local(field_of(is.value), is.not),
             Condition::Among(is) => Self::among(is, family),
@@ -79,15 +83,15 @@ impl Test {
         let mut any: Vec<Vec<Self>> =
             named.map(|(_, end)| [Self::Entry, Self::Translated(field_of(end), false)].into()).collect();
         if any.is_empty() {
-            return Self::is(Field::State, is, |states| of_states(*states), family);
+            return Self::is(VariedField::State, is, |states| of_states(*states), family);
         }
-        any.push([Self::In(Field::State, of_states(is.value))].into());
+        any.push([Self::In(VariedField::State, of_states(is.value))].into());
         Self::AnyOf(any, is.not)
     }
 
     /// A field of a conntrack entry: without one no comparison holds.
-    fn of_entry(states: Set) -> Self {
-        Self::AnyOf([[Self::Entry, Self::In(Field::State, states)].into()].into(), false)
+    fn of_entry(states: RangeSet) -> Self {
+        Self::AnyOf([[Self::Entry, Self::In(VariedField::State, states)].into()].into(), false)
     }
 
     /// Number of ranges and alternatives it compares.
@@ -129,41 +133,41 @@ impl Test {
     }
 
     /// The field of packets that a selector is about, if it asks for nothing else.
-    pub(super) fn field_of(selector: Selector, family: Family) -> Option<Field> {
+    pub(super) fn field_of(selector: Selector, family: Family) -> Option<VariedField> {
         let Self::In(field, _) = Self::of_ranges(selector, &[], false, family) else { return None };
-        (field != Field::State).then_some(field)
+        (field != VariedField::State).then_some(field)
     }
 
     /// Whether a selector has one of these values.
     fn of_ranges(selector: Selector, ranges: &[(u128, u128)], not: bool, family: Family) -> Self {
         let has = |value: u128| ranges.iter().any(|(first, last)| (*first..=*last).contains(&value));
-        let set = || Set::of(ranges.iter().copied().filter(|(first, last)| first <= last).collect());
-        let field = |field: Field| Self::In(field, turned(field, set(), not, family));
-        let owner = |field: Field| Self::Owner(field, turned(field, set(), not, family));
+        let set = || RangeSet::of(ranges.iter().copied().filter(|(first, last)| first <= last).collect());
+        let field = |field: VariedField| Self::In(field, turned(field, set(), not, family));
+        let owner = |field: VariedField| Self::Owner(field, turned(field, set(), not, family));
         match selector {
             Selector::Source(of) | Selector::Destination(of) if of != family => Self::Always(not),
-            Selector::Source(_) => field(Field::Source),
-            Selector::Destination(_) => field(Field::Destination),
+            Selector::Source(_) => field(VariedField::Source),
+            Selector::Destination(_) => field(VariedField::Destination),
             Selector::Family => Self::Always(has(family.number().into()) != not),
-            Selector::Protocol => field(Field::Protocol),
-            Selector::SourcePort => field(Field::SourcePort),
-            Selector::DestinationPort => field(Field::Port),
-            Selector::TcpFlags => field(Field::Flags),
-            Selector::InInterface => Self::ComesIn(turned(Field::Interface, set(), not, family)),
-            Selector::OutInterface => Self::GoesOut(turned(Field::Interface, set(), not, family)),
-            Selector::User => owner(Field::User),
-            Selector::Group => owner(Field::Group),
-            Selector::Mark => Self::Mark(Field::Mark, set(), not),
-            Selector::ConnMark => Self::Mark(Field::ConnMark, set(), not),
+            Selector::Protocol => field(VariedField::Protocol),
+            Selector::SourcePort => field(VariedField::SourcePort),
+            Selector::DestinationPort => field(VariedField::Port),
+            Selector::TcpFlags => field(VariedField::Flags),
+            Selector::InInterface => Self::ComesIn(turned(VariedField::Interface, set(), not, family)),
+            Selector::OutInterface => Self::GoesOut(turned(VariedField::Interface, set(), not, family)),
+            Selector::User => owner(VariedField::User),
+            Selector::Group => owner(VariedField::Group),
+            Selector::Mark => Self::Mark(VariedField::Mark, set(), not),
+            Selector::ConnMark => Self::Mark(VariedField::ConnMark, set(), not),
             Selector::State => {
                 let single =
                     StateBits::NAMES.into_iter().map(|(bit, _)| bit).filter(|bit| has((*bit).into()));
                 let states = of_states(single.fold(0, |all, bit| all | bit));
-                Self::In(Field::State, turned(Field::State, states, not, family))
+                Self::In(VariedField::State, turned(VariedField::State, states, not, family))
             }
             Selector::Direction => {
                 let each = [false, true].into_iter().filter(|reply| has(u128::from(*reply)) != not);
-                Self::of_entry(each.map(of_direction).fold(Set::empty(), |all, one| all.or(&one)))
+                Self::of_entry(each.map(of_direction).fold(RangeSet::empty(), |all, one| all.or(&one)))
             }
         }
     }
@@ -173,66 +177,74 @@ impl Test {
             Match::Source(is) | Match::Destination(is) if Family::of(&is.value.addr()) != family => {
                 Self::Always(is.not)
             }
-            Match::Source(is) => Self::is(Field::Source, is, of_net, family),
-            Match::Destination(is) => Self::is(Field::Destination, is, of_net, family),
+            Match::Source(is) => Self::is(VariedField::Source, is, of_net, family),
+            Match::Destination(is) => Self::is(VariedField::Destination, is, of_net, family),
             Match::InInterface(is) => {
-                Self::ComesIn(turned(Field::Interface, of_interface(&is.value), is.not, family))
+                Self::ComesIn(turned(VariedField::Interface, of_interface(&is.value), is.not, family))
             }
             Match::OutInterface(is) => {
-                Self::GoesOut(turned(Field::Interface, of_interface(&is.value), is.not, family))
+                Self::GoesOut(turned(VariedField::Interface, of_interface(&is.value), is.not, family))
             }
-            Match::Protocol(protocol) => Self::In(Field::Protocol, Set::one(protocol.number().into())),
-            Match::SourcePort(is) => Self::is(Field::SourcePort, is, |range| of_ports(&[*range]), family),
-            Match::DestinationPort(is) => Self::is(Field::Port, is, |range| of_ports(&[*range]), family),
-            Match::DestinationPorts(is) => Self::is(Field::Port, is, |ranges| of_ports(ranges), family),
+            Match::Protocol(protocol) => {
+                Self::In(VariedField::Protocol, RangeSet::one(protocol.number().into()))
+            }
+            Match::SourcePort(is) => {
+                Self::is(VariedField::SourcePort, is, |range| of_ports(&[*range]), family)
+            }
+            Match::DestinationPort(is) => {
+                Self::is(VariedField::Port, is, |range| of_ports(&[*range]), family)
+            }
+            Match::DestinationPorts(is) => Self::is(VariedField::Port, is, |ranges| of_ports(ranges), family),
             Match::TcpFlags(is) => {
-                Self::is(Field::Flags, is, |flags: &TcpFlags| of_flags(|all| flags.covers(all)), family)
+                Self::is(VariedField::Flags, is, |flags: &TcpFlags| of_flags(|all| flags.covers(all)), family)
             }
             Match::Tracked(tracked) => {
                 let states = match tracked.state {
-                    ConnState::Invalid => return Self::In(Field::State, Set::one(state::INVALID)),
+                    ConnState::Invalid => return Self::In(VariedField::State, RangeSet::one(state::INVALID)),
                     ConnState::RelatedOrEstablished => of_states(StateBits::RELATED | StateBits::ESTABLISHED),
                 };
                 let direction = match tracked.direction {
-                    None => return Self::In(Field::State, states),
+                    None => return Self::In(VariedField::State, states),
                     Some(direction) => of_direction(direction == Direction::Reply),
                 };
-                Self::In(Field::State, states.and(&direction))
+                Self::In(VariedField::State, states.and(&direction))
             }
-            Match::OwnerUid(is) => Self::owner(Field::User, is, family),
-            Match::OwnerGid(is) => Self::owner(Field::Group, is, family),
-            Match::Mark(is) => Self::Bits(Field::Mark, is.value.value(), is.value.mask(), is.not),
-            Match::ConnMark(is) => Self::Bits(Field::ConnMark, is.value.value(), is.value.mask(), is.not),
+            Match::OwnerUid(is) => Self::owner(VariedField::User, is, family),
+            Match::OwnerGid(is) => Self::owner(VariedField::Group, is, family),
+            Match::Mark(is) => Self::Bits(VariedField::Mark, is.value.value(), is.value.mask(), is.not),
+            Match::ConnMark(is) => {
+                Self::Bits(VariedField::ConnMark, is.value.value(), is.value.mask(), is.not)
+            }
         }
     }
 
-    fn is<T>(field: Field, is: &Equality<T>, set: impl Fn(&T) -> Set, family: Family) -> Self {
+    fn is<T>(field: VariedField, is: &Equality<T>, set: impl Fn(&T) -> RangeSet, family: Family) -> Self {
         Self::In(field, turned(field, set(&is.value), is.not, family))
     }
 
-    fn owner(field: Field, is: &Equality<u32>, family: Family) -> Self {
-        Self::Owner(field, turned(field, Set::one(is.value.into()), is.not, family))
+    fn owner(field: VariedField, is: &Equality<u32>, family: Family) -> Self {
+        Self::Owner(field, turned(field, RangeSet::one(is.value.into()), is.not, family))
     }
 }
 
-const fn field_of(end: Endpoint) -> Field {
+const fn field_of(end: Endpoint) -> VariedField {
     match end {
-        Endpoint::Source => Field::Source,
-        Endpoint::Destination => Field::Destination,
+        Endpoint::Source => VariedField::Source,
+        Endpoint::Destination => VariedField::Destination,
     }
 }
 
 /// Values of a field, or if inverted all others.
-fn turned(field: Field, set: Set, not: bool, family: Family) -> Set {
+fn turned(field: VariedField, set: RangeSet, not: bool, family: Family) -> RangeSet {
     if not { set.complement(field.most(family)) } else { set }
 }
 
-fn of_ports(ranges: &[PortRange]) -> Set {
-    Set::of(ranges.iter().map(|range| (range.first().into(), range.last().into())).collect())
+fn of_ports(ranges: &[PortRange]) -> RangeSet {
+    RangeSet::of(ranges.iter().map(|range| (range.first().into(), range.last().into())).collect())
 }
 
 /// The numbers of these states of the kernel.
-fn of_states(states: u32) -> Set {
+fn of_states(states: u32) -> RangeSet {
     let each = [
         (StateBits::NEW, state::NEW, state::NEW),
         (StateBits::RELATED, state::RELATED, state::RELATED),
@@ -241,16 +253,16 @@ fn of_states(states: u32) -> Set {
         (StateBits::UNTRACKED, state::UNTRACKED, state::UNTRACKED),
     ];
     let named = each.into_iter().filter(|(bit, ..)| states & bit != 0);
-    Set::of(named.map(|(_, first, last)| (first, last)).collect())
+    RangeSet::of(named.map(|(_, first, last)| (first, last)).collect())
 }
 
-fn of_direction(is_reply: bool) -> Set {
-    if is_reply { Set::one(state::REPLY) } else { Set::range(state::NEW, state::ESTABLISHED) }
+fn of_direction(is_reply: bool) -> RangeSet {
+    if is_reply { RangeSet::one(state::REPLY) } else { RangeSet::range(state::NEW, state::ESTABLISHED) }
 }
 
 /// The sets of flags of a segment for which something holds.
-pub(crate) fn of_flags(covers: impl Fn(u8) -> bool) -> Set {
-    Set::each((0..=u8::MAX).filter(|flags| covers(*flags)))
+pub(crate) fn of_flags(covers: impl Fn(u8) -> bool) -> RangeSet {
+    RangeSet::each((0..=u8::MAX).filter(|flags| covers(*flags)))
 }
 
 #[cfg(test)]
@@ -262,7 +274,7 @@ mod tests {
     fn states_of_connections_are_those_that_a_rule_of_a_plan_names() {
         let held = |state: ConnState, direction: Option<Direction>| {
             let tracked = Match::Tracked(Tracked { state, direction });
-            let Test::In(Field::State, set) = Test::of_plain(&tracked, Family::V4) else {
+            let Test::In(VariedField::State, set) = Test::of_plain(&tracked, Family::V4) else {
                 panic!("{tracked:?}")
             };
             (0..=state::UNTRACKED).filter(|state| set.contains(*state)).collect::<Vec<_>>()
@@ -304,7 +316,7 @@ mod tests {
         for not in [false, true] {
             let of_v4 = Match::Source(Equality { value: "10.0.0.0/8".parse().unwrap(), not });
             assert_eq!(Test::of_plain(&of_v4, Family::V6), Test::Always(not));
-            assert!(matches!(Test::of_plain(&of_v4, Family::V4), Test::In(Field::Source, _)));
+            assert!(matches!(Test::of_plain(&of_v4, Family::V4), Test::In(VariedField::Source, _)));
             let of_v6 = Match::Destination(Equality { value: "fd00::/8".parse().unwrap(), not });
             assert_eq!(Test::of_plain(&of_v6, Family::V4), Test::Always(not));
         }

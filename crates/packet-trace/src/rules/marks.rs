@@ -1,6 +1,6 @@
 //! The marks by which rules distinguish packets: a process that may set marks can choose any of them.
 
-use super::{super::packets::Field, Answers, Next, Set, Test, WalkedRule};
+use super::{super::packets::VariedField, Answers, Next, RangeSet, Test, WalkedRule};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// How many marks are made of the bits that several conditions ask for.
@@ -12,17 +12,17 @@ pub(super) struct Marks(BTreeMap<u32, BTreeSet<u32>>);
 
 impl Marks {
     pub(super) fn add(&mut self, test: &Test) {
-        if let Test::Bits(Field::Mark | Field::ConnMark, value, mask, _) = test {
+        if let Test::Bits(VariedField::Mark | VariedField::ConnMark, value, mask, _) = test {
             self.0.entry(*mask).or_default().insert(value & mask);
         }
-        if let Test::Mark(Field::Mark | Field::ConnMark, set, _) = test {
+        if let Test::Mark(VariedField::Mark | VariedField::ConnMark, set, _) = test {
             let ends = set.ranges().iter().flat_map(|(first, last)| [*first, *last, last.saturating_add(1)]);
             self.0.entry(u32::MAX).or_default().extend(ends.filter_map(|end| u32::try_from(end).ok()));
         }
     }
 
     /// For each condition marks that fulfil it and that do not, and what several make together; all but none.
-    pub(super) fn into_set(self) -> Set {
+    pub(super) fn into_set(self) -> RangeSet {
         let mut marks = BTreeSet::from([0]);
         for (mask, mut values) in self.0 {
             values.extend(another(mask, &values));
@@ -33,7 +33,7 @@ impl Marks {
             }
         }
         marks.remove(&0);
-        Set::each(marks)
+        RangeSet::each(marks)
     }
 }
 

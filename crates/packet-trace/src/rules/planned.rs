@@ -2,14 +2,14 @@
 //! set stands for them.
 
 use super::Test;
-use crate::Origin;
+use crate::RuleOrigin;
 use netfilter_state::ruleset::{KernelRule, Statement};
 use redirect_core::{plan::PlannedRule, values::Family};
 
 /// The rules that a plan has for a chain, in its order.
 #[derive(Default)]
 pub(super) struct Planned {
-    rules: Vec<(KernelRule, Origin)>,
+    rules: Vec<(KernelRule, RuleOrigin)>,
     /// The number of each, by what it means: once one is asked that is not written as in the plan.
     meanings: Option<Vec<(Meaning, usize)>>,
     /// The number of the last that was found.
@@ -18,14 +18,18 @@ pub(super) struct Planned {
 
 impl Planned {
     pub(super) fn of(candidates: &[&PlannedRule]) -> Self {
-        let rule = |planned: &&PlannedRule| (KernelRule::from(planned.rule()), Origin::of(planned));
+        let rule = |planned: &&PlannedRule| (KernelRule::from(planned.rule()), RuleOrigin::of(planned));
         Self { rules: candidates.iter().map(rule).collect(), ..Self::default() }
     }
 
     /// The planned rules that the next rule of the chain equals, or stands for; and whether it is in their place, not before another that
     /// was found already.
-    pub(super) fn find(&mut self, seen: &KernelRule, family: Family) -> (Vec<(Option<Test>, Origin)>, bool) {
-        let is_written = |(rule, _): &(KernelRule, Origin)| {
+    pub(super) fn find(
+        &mut self,
+        seen: &KernelRule,
+        family: Family,
+    ) -> (Vec<(Option<Test>, RuleOrigin)>, bool) {
+        let is_written = |(rule, _): &(KernelRule, RuleOrigin)| {
             rule.statements == seen.statements
                 && rule.conditions.len() == seen.conditions.len()
                 && rule.conditions.iter().all(|one| seen.conditions.contains(one))

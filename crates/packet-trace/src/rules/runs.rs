@@ -1,7 +1,7 @@
 //! Rules that are asked at once.
 
 use super::{Test, WalkedRule, cost};
-use crate::{packets::Field, set::Set};
+use crate::{packets::VariedField, set::RangeSet};
 use netfilter_state::ruleset::Statement;
 use std::collections::BTreeMap;
 
@@ -53,18 +53,18 @@ struct Joining {
 }
 
 impl Joining {
-    fn of(number: usize, set: &Set) -> Self {
+    fn of(number: usize, set: &RangeSet) -> Self {
         let mut joining = Self { number, ranges: Vec::new(), taken: BTreeMap::new() };
         joining.add(set);
         joining
     }
 
-    fn add(&mut self, set: &Set) {
+    fn add(&mut self, set: &RangeSet) {
         self.ranges.extend(set.ranges());
         self.taken.extend(set.ranges().iter().copied());
     }
 
-    fn overlaps(&self, set: &Set) -> bool {
+    fn overlaps(&self, set: &RangeSet) -> bool {
         let is_taken = |(first, last): &(u128, u128)| {
             self.taken.range(..=*last).next_back().is_some_and(|(_, end)| end >= first)
         };
@@ -126,7 +126,7 @@ fn paired(runs: &[(usize, Run)], rules: &[WalkedRule]) -> Vec<(usize, Run)> {
 struct Pairs<'a> {
     /// The tests by which they differ: of the first ones, and of the second ones.
     numbers: [usize; 2],
-    ports: Set,
+    ports: RangeSet,
     /// The runs behind the last pair.
     behind: &'a [(usize, Run)],
 }
@@ -161,7 +161,7 @@ impl<'a> Pairs<'a> {
             }
         }
         let (numbers, joining) = found.filter(|_| behind.len() < after_pair)?;
-        Some(Self { numbers, ports: Set::of(joining.ranges), behind })
+        Some(Self { numbers, ports: RangeSet::of(joining.ranges), behind })
     }
 
     /// The tests of the first or the second ones, all together.
@@ -180,12 +180,12 @@ impl<'a> Pairs<'a> {
 fn port_by_which(one: (usize, &Run), other: (usize, &Run), rules: &[WalkedRule]) -> Option<usize> {
     let (first, second) = (rules.get(one.0)?, rules.get(other.0)?);
     let number = differing((first, &one.1.tests), (second, &other.1.tests), None)?;
-    let is_port = matches!(one.1.tests.get(number), Some(Test::In(Field::Port, _)));
+    let is_port = matches!(one.1.tests.get(number), Some(Test::In(VariedField::Port, _)));
     (first.is_own && is_port).then_some(number)
 }
 
 /// The values that a test of a run is about.
-fn set_of(run: &Run, number: usize) -> Option<&Set> {
+fn set_of(run: &Run, number: usize) -> Option<&RangeSet> {
     match run.tests.get(number) {
         Some(Test::In(_, set)) => Some(set),
         Some(_) | None => None,
@@ -196,7 +196,7 @@ fn set_of(run: &Run, number: usize) -> Option<&Set> {
 fn close(last: Option<&mut (usize, Run)>, varies: Option<Joining>) {
     let Some(Joining { number, ranges, .. }) = varies else { return };
     if let Some(Test::In(_, set)) = last.and_then(|(_, run)| run.tests.get_mut(number)) {
-        *set = Set::of(ranges);
+        *set = RangeSet::of(ranges);
     }
 }
 
@@ -230,7 +230,7 @@ fn differing(
     let mut numbers = (0..tests.len()).filter(|number| only == Some(*number) || differ(number));
     let (Some(number), None) = (numbers.next(), numbers.next()) else { return None };
     match (tests.get(number), other_tests.get(number)) {
-        (Some(Test::In(field, _)), Some(Test::In(of, _))) if field == of && *field != Field::State => {
+        (Some(Test::In(field, _)), Some(Test::In(of, _))) if field == of && *field != VariedField::State => {
             Some(number)
         }
         _ => None,

@@ -2,9 +2,9 @@
 
 use super::{
     super::{
-        packets::{Field, FieldMatch, LO, MarkNow, number, state},
+        packets::{FieldMatch, LO, MarkNow, VariedField, number, state},
         rules::Test,
-        set::Set,
+        set::RangeSet,
     },
     Interface, Split, Tracking, Unknown, Walk,
 };
@@ -29,7 +29,7 @@ impl Walk<'_> {
     pub(super) fn holds(&self, test: &Test) -> FieldMatch {
         match test {
             Test::Always(holds) => FieldMatch::when(*holds),
-            Test::In(Field::State, set) => self.is_in_state(set),
+            Test::In(VariedField::State, set) => self.is_in_state(set),
             Test::In(field, set) => self.has(*field, set),
             Test::Local(field, not) => {
                 let own = self.rules.routes.as_ref().map(|routes| &routes.local);
@@ -44,10 +44,10 @@ impl Walk<'_> {
             // That of the socket that TPROXY has chosen.
             Test::Owner(..) if self.now.handed_over.is_some() => FieldMatch::Unknown,
             Test::Owner(..) => FieldMatch::No,
-            Test::Bits(Field::ConnMark, value, mask, not) => {
+            Test::Bits(VariedField::ConnMark, value, mask, not) => {
                 self.of_connection(*not, |mark| mark.has(&self.now.packets, *value, *mask))
             }
-            Test::Mark(Field::ConnMark, set, not) => {
+            Test::Mark(VariedField::ConnMark, set, not) => {
                 self.of_connection(*not, |mark| mark.is_in(&self.now.packets, set))
             }
             Test::Bits(_, value, mask, not) => {
@@ -64,31 +64,31 @@ impl Walk<'_> {
     }
 
     /// Whether a field now has one of these values.
-    pub(super) fn has(&self, field: Field, set: &Set) -> FieldMatch {
+    pub(super) fn has(&self, field: VariedField, set: &RangeSet) -> FieldMatch {
         match self.value_of(field) {
-            Some(Known::Value(value)) => FieldMatch::when(set.contains(value)),
-            Some(Known::Packets) => FieldMatch::of(&self.now.packets, field, set),
+            Some(KnownField::Value(value)) => FieldMatch::when(set.contains(value)),
+            Some(KnownField::Packets) => FieldMatch::of(&self.now.packets, field, set),
             None => FieldMatch::Unknown,
         }
     }
 
     /// What is known of a field now; none where nothing is.
-    pub(super) fn value_of(&self, field: Field) -> Option<Known> {
+    pub(super) fn value_of(&self, field: VariedField) -> Option<KnownField> {
         match (field, self.now.destination) {
-            (Field::Destination, Some(to)) => Some(Known::Value(number(to.ip()))),
-            (Field::Port, Some(to)) => Some(Known::Value(to.port().into())),
-            (Field::Source | Field::SourcePort, _) if self.now.is_source_translated => None,
-            _ => Some(Known::Packets),
+            (VariedField::Destination, Some(to)) => Some(KnownField::Value(number(to.ip()))),
+            (VariedField::Port, Some(to)) => Some(KnownField::Value(to.port().into())),
+            (VariedField::Source | VariedField::SourcePort, _) if self.now.is_source_translated => None,
+            _ => Some(KnownField::Packets),
         }
     }
 
     /// What connection tracking says: before it has seen a packet, that it belongs to no connection (`nf_ct_get`).
-    fn is_in_state(&self, set: &Set) -> FieldMatch {
+    fn is_in_state(&self, set: &RangeSet) -> FieldMatch {
         match self.now.tracking {
             Tracking::NotYet => FieldMatch::when(set.contains(state::INVALID)),
             Tracking::Template => FieldMatch::when(set.contains(state::NEW)),
             Tracking::Never => FieldMatch::when(set.contains(state::UNTRACKED)),
-            Tracking::Seen => FieldMatch::of(&self.now.packets, Field::State, set),
+            Tracking::Seen => FieldMatch::of(&self.now.packets, VariedField::State, set),
         }
     }
 
@@ -109,17 +109,22 @@ impl Walk<'_> {
             Tracking::NotYet | Tracking::Never => FieldMatch::No,
             // x_tables mistake the structure that holds a zone for an entry.
             Tracking::Template => FieldMatch::when(!self.is_in_native_table()),
-            Tracking::Seen => {
-                FieldMatch::of(&self.now.packets, Field::State, &Set::range(state::NEW, state::REPLY))
-            }
+            Tracking::Seen => FieldMatch::of(
+                &self.now.packets,
+                VariedField::State,
+                &RangeSet::range(state::NEW, state::REPLY),
+            ),
         }
     }
 
     /// Whether the connection's destination, or its source, is another one than the packet had at first.
-    fn is_translated(&self, field: Field) -> FieldMatch {
-        let is_first =
-            FieldMatch::of(&self.now.packets, Field::State, &Set::range(state::NEW, state::RELATED));
-        if field == Field::Source {
+    fn is_translated(&self, field: VariedField) -> FieldMatch {
+        let is_first = FieldMatch::of(
+            &self.now.packets,
+            VariedField::State,
+            &RangeSet::range(state::NEW, state::RELATED),
+        );
+        if field == VariedField::Source {
             return match is_first {
                 FieldMatch::Yes if !self.now.is_source_translated => FieldMatch::No,
                 // To itself, perhaps, which changes nothing (`nf_nat_setup_info`).
@@ -130,10 +135,10 @@ impl Walk<'_> {
             };
         }
         let Some(to) = self.now.destination.or(self.given.translated_to) else { return FieldMatch::No };
-        let addressed = Set::one(number(to.ip()));
-        let is_addressed = FieldMatch::of(&self.now.packets, Field::Destination, &addressed);
+        let addressed = RangeSet::one(number(to.ip()));
+        let is_addressed = FieldMatch::of(&self.now.packets, VariedField::Destination, &addressed);
         let is_same = if is_addressed == FieldMatch::Yes {
-            FieldMatch::of(&self.now.packets, Field::Port, &Set::one(to.port().into()))
+            FieldMatch::of(&self.now.packets, VariedField::Port, &RangeSet::one(to.port().into()))
         } else {
             is_addressed
         };
@@ -148,17 +153,17 @@ impl Walk<'_> {
         })
     }
 
-    pub(super) fn by(&self, by: Interface, set: &Set) -> FieldMatch {
+    pub(super) fn by(&self, by: Interface, set: &RangeSet) -> FieldMatch {
         match by {
             // The kernel compares with an empty name.
             Interface::None => FieldMatch::when(set.contains(0)),
             Interface::Loopback => FieldMatch::when(set.contains(LO)),
             Interface::Named(name) => FieldMatch::when(set.contains(name)),
-            Interface::Own => FieldMatch::of(&self.now.packets, Field::Interface, set),
+            Interface::Own => FieldMatch::of(&self.now.packets, VariedField::Interface, set),
         }
     }
 
-    pub(super) fn ask(&mut self, field: Field, set: &Set) -> Result<bool, Split> {
+    pub(super) fn ask(&mut self, field: VariedField, set: &RangeSet) -> Result<bool, Split> {
         let holds = FieldMatch::of(&self.now.packets, field, set);
         self.decide(holds, || Unknown::Work)
     }
@@ -198,7 +203,7 @@ pub(super) fn all_of(
 }
 
 /// What is known of a field.
-pub(super) enum Known {
+pub(super) enum KnownField {
     /// It is as the packets had it at first.
     Packets,
     /// It is this, by translation.

@@ -3,13 +3,13 @@
 use super::{
     super::{
         Fate, PacketEdit, TraceEvent, Unknown,
-        packets::{Field, state},
+        packets::{VariedField, state},
         rules::{Order, TRACKING},
-        set::Set,
+        set::RangeSet,
     },
     Call, Cause, Interface, Point, Split, Tracking, Walk, place,
 };
-use netfilter_state::ruleset::{Base, Direction};
+use netfilter_state::ruleset::{Base, InterfaceDirection};
 use redirect_core::rule::Hook;
 
 impl Walk<'_> {
@@ -23,8 +23,8 @@ impl Walk<'_> {
     }
 
     /// The base chains that hang on the interface by which it comes or goes.
-    pub(super) fn begins_device(&mut self, direction: Direction) -> Result<(), Split> {
-        let by = if direction == Direction::Ingress { self.now.came_in } else { self.now.goes_out };
+    pub(super) fn begins_device(&mut self, direction: InterfaceDirection) -> Result<(), Split> {
+        let by = if direction == InterfaceDirection::Ingress { self.now.came_in } else { self.now.goes_out };
         let mut to_come = Vec::new();
         for (names, chain) in self.rules.on_devices(direction) {
             let holds = self.by(by, names);
@@ -130,7 +130,7 @@ impl Walk<'_> {
             return Ok(false);
         }
         let repeats = self.given.repeats;
-        if repeats.is_none() && self.ask(Field::State, &Set::range(state::NEW, state::RELATED))? {
+        if repeats.is_none() && self.ask(VariedField::State, &RangeSet::range(state::NEW, state::RELATED))? {
             return Ok(true);
         }
         let earlier = self.given.translated_to.map(|to| (to, None));
@@ -187,14 +187,14 @@ impl Walk<'_> {
                 self.track();
                 Point::Hook(Hook::Postrouting)
             }
-            (None, Hook::Postrouting) => Point::Device(Direction::Egress),
-            (Some(Direction::Egress), _) if self.now.goes_out == Interface::Loopback => {
+            (None, Hook::Postrouting) => Point::Device(InterfaceDirection::Egress),
+            (Some(InterfaceDirection::Egress), _) if self.now.goes_out == Interface::Loopback => {
                 // A packet on lo belongs to no socket any more; mark and connection stay with it.
                 (self.now.came_in, self.now.goes_out) = (Interface::Loopback, Interface::None);
                 self.now.has_owner = false;
-                Point::Device(Direction::Ingress)
+                Point::Device(InterfaceDirection::Ingress)
             }
-            (Some(Direction::Ingress), _) => Point::Hook(Hook::Prerouting),
+            (Some(InterfaceDirection::Ingress), _) => Point::Hook(Hook::Prerouting),
             (None, Hook::Prerouting) => {
                 if let Some(fate) = self.route_in()? {
                     return Ok(Some(fate));
@@ -204,7 +204,7 @@ impl Walk<'_> {
                 Point::Hook(Hook::Input)
             }
             (None, Hook::Input) => return self.arrives().map(Some),
-            (Some(Direction::Egress), _) | (None, Hook::Forward) => {
+            (Some(InterfaceDirection::Egress), _) | (None, Hook::Forward) => {
                 let lost =
                     self.now.strays.filter(|_| self.now.captured.is_none()).map(|words| self.is_lost(words));
                 return Ok(lost.or(self.now.captured).or(Some(Fate::Untouched)));

@@ -2,8 +2,8 @@
 
 use super::{
     super::{
-        Origin, Outcome, PacketEdit, TraceEvent,
-        packets::{Field, FieldMatch, interface_name},
+        Outcome, PacketEdit, RuleOrigin, TraceEvent,
+        packets::{FieldMatch, VariedField, interface_name},
         rules::{Test, WalkedChain, WalkedRule},
     },
     Interface, Walk, place,
@@ -14,7 +14,7 @@ impl Walk<'_> {
         match by {
             Interface::None => None,
             Interface::Loopback => Some("lo".into()),
-            Interface::Own => self.now.packets.get(Field::Interface).single().map(interface_name),
+            Interface::Own => self.now.packets.get(VariedField::Interface).single().map(interface_name),
             Interface::Named(name) => Some(interface_name(name)),
         }
     }
@@ -40,7 +40,7 @@ impl Walk<'_> {
     }
 
     /// The setting behind a rule; where several are, the one of the planned rule that is about the packets.
-    fn origin(&self, rule: &WalkedRule) -> Option<Origin> {
+    fn origin(&self, rule: &WalkedRule) -> Option<RuleOrigin> {
         let is_about =
             |test: &Option<Test>| test.as_ref().is_none_or(|test| self.holds(test) == FieldMatch::Yes);
         let mut all = rule.origins.iter();

@@ -3,13 +3,13 @@
 use super::{
     super::{
         Fate, PacketEdit, TraceEvent,
-        packets::{Field, FieldMatch, LO, Packets, link_local, loopback, number, state},
+        packets::{FieldMatch, LO, Packets, VariedField, link_local, loopback, number, state},
         routes::{
             BOUND_TO_LINK, LOOPBACK_IS_DOWN, NO_ROUTE, RouteEnd, RouteRule, RouteStep, RouteTest, Routes,
             RuleEnd, SOURCE_NOT_LOCAL, words_of,
         },
         rules::TraceRules,
-        set::Set,
+        set::RangeSet,
     },
     Cause, Interface, Split, Unknown, Walk, WalkInput,
     conditions::{all_of, said},
@@ -19,7 +19,7 @@ use std::collections::BTreeSet;
 
 /// When the kernel asks for a route.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Lookup {
+pub(crate) enum RouteLookup {
     /// A socket sends a packet.
     Sent,
     /// Its mark or destination has changed.
@@ -47,11 +47,11 @@ pub(crate) struct Routed {
 
 /// Where policy rules and routes send packets, whatever the rules of netfilter; nothing where they are not known. What takes too much work
 /// is not certain.
-pub(crate) fn routed(rules: &TraceRules, packets: Packets, lookup: Lookup) -> Vec<Routed> {
+pub(crate) fn routed(rules: &TraceRules, packets: Packets, lookup: RouteLookup) -> Vec<Routed> {
     /// A question asked costs one.
     const MOST_WORK: usize = 200_000;
     let Some(routes) = &rules.routes else { return Vec::new() };
-    let given = WalkInput { is_local: lookup != Lookup::Arrives, ..WalkInput::default() };
+    let given = WalkInput { is_local: lookup != RouteLookup::Arrives, ..WalkInput::default() };
     let (mut open, mut work) = (Vec::from([Walk::new(rules, packets, &given, false)]), 0_usize);
     let mut all = Vec::new();
     while let Some(mut walk) = open.pop() {
@@ -79,11 +79,11 @@ impl<'a> Walk<'a> {
         let rules = self.rules;
         let asks = self.given.asks_route || over_loopback;
         let Some(routes) = rules.routes.as_ref().filter(|_| asks) else { return Ok(None) };
-        let (leads, words) = self.route(routes, Lookup::Sent)?;
+        let (leads, words) = self.route(routes, RouteLookup::Sent)?;
         // IPv4 sends nothing from a loopback address by another interface.
         if matches!(leads, RouteEnd::Out(_))
             && self.now.packets.family == Family::V4
-            && self.ask(Field::Source, &loopback(Family::V4))?
+            && self.ask(VariedField::Source, &loopback(Family::V4))?
         {
             return Ok(Some(self.is_lost(words)));
         }
@@ -117,11 +117,11 @@ impl<'a> Walk<'a> {
         // A datagram needs no answer, and IPv6 lets one from a loopback address out.
         let needs_answer = self.now.packets.family == Family::V4
             && !self.given.names_client
-            && self.ask(Field::Protocol, &Set::one(Protocol::Tcp.number().into()))?;
+            && self.ask(VariedField::Protocol, &RangeSet::one(Protocol::Tcp.number().into()))?;
         if !needs_answer || self.now.is_source_translated {
             return Ok(None);
         }
-        let (answer_leads, _) = self.route(routes, Lookup::Source)?;
+        let (answer_leads, _) = self.route(routes, RouteLookup::Source)?;
         Ok(match answer_leads {
             RouteEnd::Local => None,
             // From another address than a loopback one an answer leaves, and goes nowhere: those are not on any wire.
@@ -136,7 +136,7 @@ impl<'a> Walk<'a> {
 
     /// Whether it goes to a loopback address.
     fn is_for_loopback(&mut self) -> Result<bool, Split> {
-        let holds = self.has(Field::Destination, &loopback(self.now.packets.family));
+        let holds = self.has(VariedField::Destination, &loopback(self.now.packets.family));
         self.decide(holds, || Unknown::Work)
     }
 
@@ -148,7 +148,7 @@ impl<'a> Walk<'a> {
         if moved
             && self.now.packets.family == Family::V6
             && self.is_for_loopback()?
-            && self.ask(Field::Destination, &link_local(Family::V6))?
+            && self.ask(VariedField::Destination, &link_local(Family::V6))?
         {
             return Ok(Some(self.is_lost(BOUND_TO_LINK)));
         }
@@ -161,7 +161,7 @@ impl<'a> Walk<'a> {
         if !(moved || routes.looks_at_marks || self.now.is_reclassed && routes.looks_at_class) {
             return Ok(None);
         }
-        let (leads, words) = self.route(routes, Lookup::Again)?;
+        let (leads, words) = self.route(routes, RouteLookup::Again)?;
         Ok(match leads {
             RouteEnd::Local => {
                 let lost = self.goes_to_itself(routes)?;
@@ -175,7 +175,7 @@ impl<'a> Walk<'a> {
                 Some(self.is_lost(words))
             }
             RouteEnd::Out(by) => {
-                let own = self.now.packets.get(Field::Interface).single();
+                let own = self.now.packets.get(VariedField::Interface).single();
                 let is_own = by.is_none() || by == own;
                 self.leaves_by(by.filter(|_| !is_own).map_or(Interface::Own, Interface::Named));
                 None
@@ -189,10 +189,10 @@ impl<'a> Walk<'a> {
     pub(super) fn route_in(&mut self) -> Result<Option<Fate>, Split> {
         let rules = self.rules;
         let Some(routes) = rules.routes.as_ref().filter(|_| !self.given.is_local) else { return Ok(None) };
-        let (leads, words) = self.route(routes, Lookup::Arrives)?;
+        let (leads, words) = self.route(routes, RouteLookup::Arrives)?;
         if leads == RouteEnd::Local
             && routes.validates_sources
-            && let (RouteEnd::Local, words) = self.route(routes, Lookup::Source)?
+            && let (RouteEnd::Local, words) = self.route(routes, RouteLookup::Source)?
         {
             // The kernel drops a packet that claims to come from the pod itself.
             return Ok(Some(self.is_lost(words)));
@@ -214,11 +214,11 @@ impl<'a> Walk<'a> {
         let rules = self.rules;
         if self.has_been_sent()
             && let Some(own) = &rules.addresses
-            && self.ask(Field::State, &Set::range(state::NEW, state::RELATED))?
+            && self.ask(VariedField::State, &RangeSet::range(state::NEW, state::RELATED))?
         {
             let is_own = match self.now.destination {
                 Some(to) => FieldMatch::when(own.contains(number(to.ip()))),
-                None => FieldMatch::of(&self.now.packets, Field::Destination, own),
+                None => FieldMatch::of(&self.now.packets, VariedField::Destination, own),
             };
             if !self.decide(is_own, || Unknown::Work)? {
                 self.now.causes.last = None;
@@ -238,7 +238,7 @@ impl<'a> Walk<'a> {
             }
         }
         // Where packets go out, they are redirected to the loopback address.
-        if moved || self.now.destination.is_some() || self.ask(Field::Interface, &Set::one(LO))? {
+        if moved || self.now.destination.is_some() || self.ask(VariedField::Interface, &RangeSet::one(LO))? {
             return Ok(Interface::Loopback);
         }
         Ok(Interface::Own)
@@ -253,7 +253,7 @@ impl<'a> Walk<'a> {
     }
 
     /// What the policy rules and routes say, and the number of the words for what decides.
-    fn route(&mut self, routes: &'a Routes, lookup: Lookup) -> Result<(RouteEnd, usize), Split> {
+    fn route(&mut self, routes: &'a Routes, lookup: RouteLookup) -> Result<(RouteEnd, usize), Split> {
         let (end, words, _) = self.route_by_rule(routes, lookup)?;
         Ok((end, words))
     }
@@ -262,7 +262,7 @@ impl<'a> Walk<'a> {
     fn route_by_rule(
         &mut self,
         routes: &'a Routes,
-        lookup: Lookup,
+        lookup: RouteLookup,
     ) -> Result<(RouteEnd, usize, Option<usize>), Split> {
         // Tables without a route for these packets: another rule that leads there finds none either.
         let mut without = BTreeSet::new();
@@ -312,7 +312,7 @@ impl<'a> Walk<'a> {
         routes: &'a Routes,
         rule: usize,
         (table, longer_than): (u32, Option<u32>),
-        lookup: Lookup,
+        lookup: RouteLookup,
     ) -> Result<Option<&'a RouteStep>, Split> {
         for step in routes.of_table(table, longer_than) {
             self.spent = self.spent.saturating_add(1);
@@ -325,41 +325,46 @@ impl<'a> Walk<'a> {
     }
 
     /// Whether a policy rule takes the packet; none where that is not known.
-    fn takes(&self, rule: &RouteRule, lookup: Lookup) -> Result<Option<bool>, Split> {
+    fn takes(&self, rule: &RouteRule, lookup: RouteLookup) -> Result<Option<bool>, Split> {
         let all = all_of(rule.tests.iter().map(|test| self.fulfils(test, lookup)))?;
         Ok(all.map(|all| all != rule.not))
     }
 
-    fn fulfils(&self, test: &RouteTest, lookup: Lookup) -> Result<Option<bool>, Split> {
+    fn fulfils(&self, test: &RouteTest, lookup: RouteLookup) -> Result<Option<bool>, Split> {
         said(match (test, lookup) {
-            (RouteTest::Mark(value, _), Lookup::Source) => FieldMatch::when(*value == 0),
+            (RouteTest::Mark(value, _), RouteLookup::Source) => FieldMatch::when(*value == 0),
             (RouteTest::Mark(value, mask), _) => self.now.mark.has(&self.now.packets, *value, *mask),
-            (RouteTest::From(set), Lookup::Source) => self.has(Field::Destination, set),
-            (RouteTest::From(set), _) => self.has(Field::Source, set),
+            (RouteTest::From(set), RouteLookup::Source) => self.has(VariedField::Destination, set),
+            (RouteTest::From(set), _) => self.has(VariedField::Source, set),
             (RouteTest::To(set), _) => self.is_bound_for(set, lookup),
-            (RouteTest::Of(..), Lookup::Source) | (RouteTest::Unknown, _) => FieldMatch::Unknown,
+            (RouteTest::Of(..), RouteLookup::Source) | (RouteTest::Unknown, _) => FieldMatch::Unknown,
             (RouteTest::Of(field, set), _) => self.has(*field, set),
-            (RouteTest::CameIn(name), Lookup::Arrives) => {
-                FieldMatch::of(&self.now.packets, Field::Interface, &Set::one(*name))
+            (RouteTest::CameIn(name), RouteLookup::Arrives) => {
+                FieldMatch::of(&self.now.packets, VariedField::Interface, &RangeSet::one(*name))
             }
             // What the pod sends comes from lo, and so would an answer.
             (RouteTest::CameIn(name), _) => FieldMatch::when(*name == LO),
             // IPv4 forgets the user when it routes again (`ip_route_me_harder`).
-            (RouteTest::Users(set), Lookup::Again) if self.now.packets.family == Family::V4 => {
+            (RouteTest::Users(set), RouteLookup::Again) if self.now.packets.family == Family::V4 => {
                 FieldMatch::when(set.contains(0))
             }
-            (RouteTest::Users(set), Lookup::Sent | Lookup::Again) => {
-                FieldMatch::of(&self.now.packets, Field::User, set)
+            (RouteTest::Users(set), RouteLookup::Sent | RouteLookup::Again) => {
+                FieldMatch::of(&self.now.packets, VariedField::User, set)
             }
             // What has no socket is root's.
-            (RouteTest::Users(set), Lookup::Arrives | Lookup::Source) => FieldMatch::when(set.contains(0)),
+            (RouteTest::Users(set), RouteLookup::Arrives | RouteLookup::Source) => {
+                FieldMatch::when(set.contains(0))
+            }
             (RouteTest::Bound, _) => FieldMatch::No,
         })
     }
 
     /// Whether it goes to one of these addresses, or an answer to it would.
-    fn is_bound_for(&self, set: &Set, lookup: Lookup) -> FieldMatch {
-        self.has(if lookup == Lookup::Source { Field::Source } else { Field::Destination }, set)
+    fn is_bound_for(&self, set: &RangeSet, lookup: RouteLookup) -> FieldMatch {
+        self.has(
+            if lookup == RouteLookup::Source { VariedField::Source } else { VariedField::Destination },
+            set,
+        )
     }
 
     /// Where it goes is not known, for the reason in these words.

@@ -3,13 +3,13 @@
 use super::{
     super::{
         Fate, Listener, PacketEdit,
-        packets::{Field, LO, MarkNow, link_local, number},
+        packets::{LO, MarkNow, VariedField, link_local, number},
         routes::NO_RECEIVER,
         rules::{Answers, ChainRule, Next},
-        set::Set,
+        set::RangeSet,
     },
     Call, Cause, DEEPEST, Interface, MOST_MARKS, Point, Split, Tracking, Unknown, Walk,
-    conditions::Known,
+    conditions::KnownField,
 };
 use netfilter_state::ruleset::{Statement, VerdictMap};
 use redirect_core::{
@@ -121,7 +121,7 @@ impl<'a> Walk<'a> {
         match answers {
             Answers::OfField(field, ranges, rest, leads) => {
                 let said = match self.value_of(*field) {
-                    Some(Known::Packets) => {
+                    Some(KnownField::Packets) => {
                         let (mut parts, touched) = self.now.packets.get(*field).sorted_by(ranges);
                         self.spent = self.spent.saturating_add(touched.div_ceil(4));
                         if parts.len() > 1 {
@@ -129,7 +129,7 @@ impl<'a> Walk<'a> {
                         }
                         parts.pop_first().and_then(|(says, _)| says)
                     }
-                    Some(Known::Value(value)) => {
+                    Some(KnownField::Value(value)) => {
                         let at = ranges.partition_point(|(_, last, _)| *last < value);
                         ranges.get(at).filter(|(first, ..)| *first <= value).map(|(.., says)| *says)
                     }
@@ -240,10 +240,10 @@ impl<'a> Walk<'a> {
 
     /// The mark that a connection is to remember: packets with one of a few are distinguished before.
     fn told_mark(&self) -> Result<MarkNow, Split> {
-        let marks = self.now.packets.get(Field::Mark);
+        let marks = self.now.packets.get(VariedField::Mark);
         match marks.few(MOST_MARKS) {
             Some(few) if self.now.mark.is_theirs() && marks.single().is_none() => {
-                Err(Split::Into(Field::Mark, few.map(Set::one).collect()))
+                Err(Split::Into(VariedField::Mark, few.map(RangeSet::one).collect()))
             }
             Some(_) | None => Ok(self.now.mark),
         }
@@ -378,7 +378,7 @@ impl<'a> Walk<'a> {
         };
         // A packet that already has this address, and keeps its port, is unchanged.
         let has_address = self.now.destination.is_none()
-            && self.now.packets.get(Field::Destination).single() == Some(number(at));
+            && self.now.packets.get(VariedField::Destination).single() == Some(number(at));
         if self.now.hook == Hook::Prerouting && has_address && port.is_none() {
             // Its destination is decided by that: no other chain of type nat is asked about it.
             self.now.is_bound = true;
@@ -406,29 +406,29 @@ impl<'a> Walk<'a> {
         let Some(receivers) = &rules.receivers else { return Ok(Receiver::Unknown) };
         // Of IPv4 the kernel knows no such addresses here.
         let is_of_link = self.now.packets.family == Family::V6
-            && self.now.packets.get(Field::Destination).without(&link_local(Family::V6)).is_empty();
+            && self.now.packets.get(VariedField::Destination).without(&link_local(Family::V6)).is_empty();
         let of = if is_of_link { &receivers.first_of_link } else { &receivers.first };
         for (by, address) in of {
-            let holds = self.by(self.now.came_in, &Set::one(*by));
+            let holds = self.by(self.now.came_in, &RangeSet::one(*by));
             if self.decide(holds, || Unknown::Interface)? {
                 return Ok(Receiver::Address(*address));
             }
         }
         // An interface without a name here is taken to have an address if any has one.
-        let is_named =
-            self.now.came_in != Interface::Own || self.now.packets.get(Field::Interface).single().is_some();
+        let is_named = self.now.came_in != Interface::Own
+            || self.now.packets.get(VariedField::Interface).single().is_some();
         let is_any = of.keys().any(|by| *by != LO);
         Ok(if is_any && !is_named { Receiver::Unknown } else { Receiver::None })
     }
 
     /// The port it has, if it has exactly one.
     pub(super) fn port(&self) -> Option<u16> {
-        self.now.packets.get(Field::Port).single().and_then(|port| u16::try_from(port).ok())
+        self.now.packets.get(VariedField::Port).single().and_then(|port| u16::try_from(port).ok())
     }
 
     /// One of the destinations the packets have.
     fn original_destination(&self, family: Family) -> IpAddr {
-        let number = self.now.packets.get(Field::Destination).first().unwrap_or(0);
+        let number = self.now.packets.get(VariedField::Destination).first().unwrap_or(0);
         match family {
             Family::V4 => IpAddr::V4(u32::try_from(number).map_or(Family::PASSTHROUGH_V4, Ipv4Addr::from)),
             Family::V6 => IpAddr::V6(number.into()),

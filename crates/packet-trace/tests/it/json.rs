@@ -148,7 +148,7 @@ fn traces() -> Vec<Value> {
     not_all["unexamined"] = json!(["the XDP program 7 of eth0"]);
     documents.push(valid(&not_all, &trace_schema));
     let others = Redirect::sidecar(Families::V4).build().unwrap().plan();
-    let differences = packet_trace::Difference::of_plans(&plan, &others);
+    let differences = packet_trace::TrafficDifference::of_plans(&plan, &others);
     let differences = packet_trace::json::TrafficDifferences::from(differences.as_slice());
     documents.push(valid(&differences, &validator("trafficDifferences")));
     documents

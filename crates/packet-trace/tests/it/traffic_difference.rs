@@ -5,7 +5,7 @@
 
 use crate::generated::{Settings, settings};
 use ipnet::IpNet;
-use packet_trace::{ConnectionState, ConntrackEntry, Difference, Fate, Packet, Sender, TraceRules};
+use packet_trace::{ConnectionState, ConntrackEntry, Fate, Packet, Sender, TraceRules, TrafficDifference};
 use proptest::{
     prelude::*,
     strategy::ValueTree,
@@ -166,7 +166,7 @@ impl Pair {
 }
 
 /// Whether what is said of a packet is so.
-fn judge(pair: &Pair, differences: &[Difference], packet: &Packet) -> bool {
+fn judge(pair: &Pair, differences: &[TrafficDifference], packet: &Packet) -> bool {
     let (before, after) = pair.fates(packet);
     let said: Vec<_> = differences.iter().filter(|one| one.region.contains(packet)).collect();
     let right = match said.as_slice() {
@@ -188,7 +188,7 @@ fn sampled_packets_agree() {
         let (one, other) = (generate(&strategy, &mut runner), generate(&strategy, &mut runner));
         let other = changed(&one, &other, pairs);
         let (before, after) = (one.plan(), other.plan());
-        let differences = Difference::of_plans(&before, &after);
+        let differences = TrafficDifference::of_plans(&before, &after);
         let pair = Pair::of([&before, &after]);
         for one in &differences {
             let example = one.region.example();
@@ -288,7 +288,7 @@ fn what_means_the_same_differs_in_nothing() {
     for round in 0..24 {
         let one = generate(&strategy, &mut runner);
         let plan = one.plan();
-        assert_eq!(Difference::of_plans(&plan, &plan), [], "{one:?}");
+        assert_eq!(TrafficDifference::of_plans(&plan, &plan), [], "{one:?}");
         // Every second time the one that every list has.
         let spelling = if round % 2 == 0 { Spelling::Repeated } else { Spelling::ALL[1 + round / 2 % 3] };
         let mut other = one.clone();
@@ -302,10 +302,10 @@ fn what_means_the_same_differs_in_nothing() {
             }
         }
         other.said.reverse();
-        assert_eq!(Difference::of_plans(&plan, &other.plan()), [], "{one:?} is {other:?}");
+        assert_eq!(TrafficDifference::of_plans(&plan, &other.plan()), [], "{one:?} is {other:?}");
         let by_flags =
             one.redirect_said_as(one.said.iter().map(|(key, text)| (*key, text.as_str(), Source::Flag("x"))));
-        assert_eq!(Difference::of_plans(&plan, &by_flags.plan()), []);
+        assert_eq!(TrafficDifference::of_plans(&plan, &by_flags.plan()), []);
     }
     let repeated = respelt.iter().filter(|(spelling, _)| *spelling == Spelling::Repeated).count();
     assert_eq!(repeated, LISTS.len(), "{respelt:?}");
@@ -321,7 +321,7 @@ fn a_port_left_alone_is_one_region_each_for_what_the_application_sends() {
         let addresses = vec!["10.1.0.2".parse().unwrap()];
         Settings { said, pod: true, addresses, nameservers: Vec::new() }.plan()
     };
-    let differences = Difference::of_plans(&with(&[]), &with(&[(Key::OutboundExcludePorts, "3306")]));
+    let differences = TrafficDifference::of_plans(&with(&[]), &with(&[(Key::OutboundExcludePorts, "3306")]));
     let text: Vec<String> = differences.iter().map(ToString::to_string).collect();
     let [own, left_alone] = ["port 15020", "port 3306"];
     let (outbound, inbound) =

@@ -1,6 +1,6 @@
 //! The reference documentation of the settings, from the table.
 
-use redirect_core::settings::{Key, Kind, Setting};
+use redirect_core::settings::{Key, Setting, SettingKind};
 use settings_cli::{IPTABLES, VALIDATION};
 use settings_table::wrapped;
 use std::fmt::Write;
@@ -42,7 +42,7 @@ fn section(setting: &Setting, page: &mut String) {
     if let Some(name) = setting.proxy_env {
         facts.push(format!("variable `{name}` of container `istio-proxy`"));
     }
-    if let Kind::Choice(words) = setting.kind {
+    if let SettingKind::Choice(words) = setting.kind {
         facts.push(format!("one of {}", code(words)));
     }
     if !["", "false"].contains(&setting.default) || setting.pod_default.is_some() {

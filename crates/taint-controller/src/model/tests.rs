@@ -1,5 +1,5 @@
 use super::*;
-use controller_runtime::node::{Effect, Taint};
+use controller_runtime::node::{Taint, TaintEffect};
 use proptest::prelude::*;
 use serde_json::json;
 use std::time::Duration;
@@ -24,7 +24,7 @@ fn pod(name: &str, node: &str, ready: bool) -> AgentPod {
 }
 
 fn marking() -> NodeMarking {
-    let taint = Taint { key: KEY.into(), value: String::new(), effect: Effect::NoSchedule };
+    let taint = Taint { key: KEY.into(), value: String::new(), effect: TaintEffect::NoSchedule };
     NodeMarking { taint, old_keys: vec!["NodeReadiness".into()], condition_type: TYPE.into(), after: AFTER }
 }
 
@@ -179,7 +179,7 @@ fn what_was_wrong_before_all_was_well_does_not_count_later() {
 fn on_what_may_be_out_of_date_a_node_that_joins_is_tainted_and_nothing_else_is_done() {
     let now = Instant::now();
     let later = now + 10 * AFTER;
-    for lost in [Watched::Nodes, Watched::Pods(0)] {
+    for lost in [WatchedList::Nodes, WatchedList::Pods(0)] {
         let mut model = model(node("unfit", &[], ""), vec![pod("p", "tainted", true), pod("q", "fit", true)]);
         assert_eq!(model.next_action("unfit", now), TaintAction::Wait(now + AFTER));
         model.put_node(node("tainted", &[KEY], ""));
@@ -197,8 +197,8 @@ fn on_what_may_be_out_of_date_a_node_that_joins_is_tainted_and_nothing_else_is_d
             assert_eq!(model.next_action(name, later), expected, "{lost:?} {name}");
         }
         match lost {
-            Watched::Nodes => model.list_nodes(vec![node("unfit", &[], ""), node("tainted", &[KEY], "")]),
-            Watched::Pods(at) => model.list_pods(at, vec![pod("p", "tainted", true)]),
+            WatchedList::Nodes => model.list_nodes(vec![node("unfit", &[], ""), node("tainted", &[KEY], "")]),
+            WatchedList::Pods(at) => model.list_pods(at, vec![pod("p", "tainted", true)]),
         }
         assert_eq!(
             model.next_action("tainted", later),

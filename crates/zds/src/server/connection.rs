@@ -6,11 +6,11 @@ use core::time::Duration;
 
 use super::{CloseReason, ConnectionId, DEADLINE, Pod, shortened};
 use crate::NetnsInode;
-use crate::wire::{self, Answer};
+use crate::wire::{self, ZtunnelReply};
 
 /// A connection to a ztunnel.
 #[derive(Debug)]
-pub struct Connection {
+pub struct ZtunnelConnection {
     phase: Phase,
     in_flight: Option<InFlight>,
     announced: BTreeMap<String, Announced>,
@@ -19,7 +19,7 @@ pub struct Connection {
 /// What was sent and is not answered.
 #[derive(Debug)]
 struct InFlight {
-    request: Request,
+    request: ZtunnelRequest,
     /// When the answer is due.
     deadline: Duration,
     /// What ztunnel had received of the pod before.
@@ -38,7 +38,7 @@ enum Phase {
 
 /// A message to ztunnel.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Request {
+pub enum ZtunnelRequest {
     /// A pod, by UID, and its network namespace.
     Add(String, NetnsInode),
     /// A pod that exists.
@@ -69,14 +69,14 @@ enum AddAnswer {
 
 /// Which pods a connection is to receive.
 #[derive(Debug, Clone, Copy)]
-pub struct Part<'a> {
+pub struct PodShare<'a> {
     /// It is that of the newest ztunnel.
     pub is_newest: bool,
     /// All connections, if each pod is for one of them.
-    pub shared_by: Option<&'a BTreeMap<ConnectionId, Connection>>,
+    pub shared_by: Option<&'a BTreeMap<ConnectionId, ZtunnelConnection>>,
 }
 
-impl Part<'_> {
+impl PodShare<'_> {
     /// Whether the pod is another one's.
     fn is_elsewhere(&self, uid: &str, netns: NetnsInode) -> bool {
         self.shared_by.is_some_and(|all| all.values().any(|connection| connection.may_serve(uid, netns)))
@@ -91,10 +91,10 @@ pub struct Added {
     /// The network namespace that ztunnel received.
     pub netns: NetnsInode,
     /// What ztunnel answered.
-    pub answer: Answer,
+    pub answer: ZtunnelReply,
 }
 
-impl Connection {
+impl ZtunnelConnection {
     /// One that was accepted at this time.
     pub const fn new(now: Duration) -> Self {
         Self {
@@ -164,26 +164,26 @@ impl Connection {
     pub fn answered(&mut self, datagram: &[u8]) -> Result<Option<Added>, CloseReason> {
         let answer = wire::answer(datagram).map_err(CloseReason::Malformed)?;
         match (self.in_flight.take().ok_or(CloseReason::Unasked)?.request, answer) {
-            (Request::Add(uid, netns), answer) => {
+            (ZtunnelRequest::Add(uid, netns), answer) => {
                 let settled = match answer {
-                    Answer::Ack => AddAnswer::Acknowledged,
-                    Answer::Nack(_) => AddAnswer::Refused,
+                    ZtunnelReply::Ack => AddAnswer::Acknowledged,
+                    ZtunnelReply::Nack(_) => AddAnswer::Refused,
                 };
                 let announced = Announced { netns: Some(netns), answer: Some(settled) };
                 self.announced.insert(uid.clone(), announced);
                 return Ok(Some(Added { uid, netns, answer }));
             }
             // ztunnel keeps what it has and drops what it can, so no answer changes what comes next.
-            (Request::Keep(uid), _) => {
+            (ZtunnelRequest::Keep(uid), _) => {
                 self.announced.insert(uid, Announced { netns: None, answer: None });
             }
-            (Request::Del(uid), _) => {
+            (ZtunnelRequest::Del(uid), _) => {
                 self.announced.remove(&uid);
             }
-            (Request::SnapshotSent, Answer::Nack(error)) => {
+            (ZtunnelRequest::SnapshotSent, ZtunnelReply::Nack(error)) => {
                 return Err(CloseReason::SnapshotRefused(shortened(&error)));
             }
-            (Request::SnapshotSent, Answer::Ack) => {
+            (ZtunnelRequest::SnapshotSent, ZtunnelReply::Ack) => {
                 if let Phase::Snapshot(number) = self.phase {
                     self.phase = Phase::Changes(number);
                 }
@@ -193,27 +193,27 @@ impl Connection {
     }
 
     /// Notes what was sent at this time.
-    pub fn sent(&mut self, request: Request, now: Duration) {
+    pub fn sent(&mut self, request: ZtunnelRequest, now: Duration) {
         let before = match &request {
-            Request::Add(uid, netns) => {
+            ZtunnelRequest::Add(uid, netns) => {
                 // From now on ztunnel may have it.
                 self.announced.insert(uid.clone(), Announced { netns: Some(*netns), answer: None })
             }
-            Request::Del(uid) => {
+            ZtunnelRequest::Del(uid) => {
                 // From now on ztunnel may have dropped it.
                 self.announced
                     .get_mut(uid)
                     .map(|announced| Announced { answer: announced.answer.take(), ..announced.clone() })
             }
-            Request::Keep(_) | Request::SnapshotSent => None,
+            ZtunnelRequest::Keep(_) | ZtunnelRequest::SnapshotSent => None,
         };
         self.in_flight = Some(InFlight { request, deadline: now.saturating_add(DEADLINE), before });
     }
 
     /// Forgets the add that is in flight, because it was not sent after all.
     pub fn take_back_add(&mut self) -> Option<(String, NetnsInode)> {
-        let sent = self.in_flight.take_if(|sent| matches!(sent.request, Request::Add(..)))?;
-        let Request::Add(uid, netns) = sent.request else { return None };
+        let sent = self.in_flight.take_if(|sent| matches!(sent.request, ZtunnelRequest::Add(..)))?;
+        let ZtunnelRequest::Add(uid, netns) = sent.request else { return None };
         match sent.before {
             Some(before) => self.announced.insert(uid.clone(), before),
             None => self.announced.remove(&uid),
@@ -222,14 +222,19 @@ impl Connection {
     }
 
     /// What to send next, if nothing is in flight.
-    pub fn next(&self, pods: &BTreeMap<String, Pod>, part: Part<'_>, now: Duration) -> Option<Request> {
+    pub fn next(
+        &self,
+        pods: &BTreeMap<String, Pod>,
+        part: PodShare<'_>,
+        now: Duration,
+    ) -> Option<ZtunnelRequest> {
         if self.in_flight.is_some() {
             return None;
         }
         match self.phase {
             Phase::Hello(_) => None,
             Phase::Snapshot(_) => Some(self.next_of_snapshot(pods, part)),
-            Phase::Changes(_) => self.next_del(pods).map(Request::Del).or_else(|| {
+            Phase::Changes(_) => self.next_del(pods).map(ZtunnelRequest::Del).or_else(|| {
                 let (add, due) = self.next_add(pods, part)?;
                 (due <= now).then_some(add)
             }),
@@ -237,15 +242,15 @@ impl Connection {
     }
 
     /// A pod that ztunnel has not received, or the end. A del in a snapshot is an error of the protocol, so changes come later.
-    fn next_of_snapshot(&self, pods: &BTreeMap<String, Pod>, part: Part<'_>) -> Request {
+    fn next_of_snapshot(&self, pods: &BTreeMap<String, Pod>, part: PodShare<'_>) -> ZtunnelRequest {
         let Some((uid, pod)) = pods.iter().find(|(uid, _)| !self.announced.contains_key(*uid)) else {
-            return Request::SnapshotSent;
+            return ZtunnelRequest::SnapshotSent;
         };
         // One of which an add failed before would fail the snapshot's end, or hold it up; its next add follows the end.
         // One of another ztunnel may be here, too, since an earlier agent.
         match pod.netns.filter(|netns| pod.failed.is_none() && !part.is_elsewhere(uid, *netns)) {
-            Some(netns) => Request::Add(uid.clone(), netns),
-            None => Request::Keep(uid.clone()),
+            Some(netns) => ZtunnelRequest::Add(uid.clone(), netns),
+            None => ZtunnelRequest::Keep(uid.clone()),
         }
     }
 
@@ -263,7 +268,11 @@ impl Connection {
 
     /// The pod to be added first, and when. New pods are for the newest ztunnel; a keep is followed by its add on every connection, unless each pod is
     /// for one.
-    pub fn next_add(&self, pods: &BTreeMap<String, Pod>, part: Part<'_>) -> Option<(Request, Duration)> {
+    pub fn next_add(
+        &self,
+        pods: &BTreeMap<String, Pod>,
+        part: PodShare<'_>,
+    ) -> Option<(ZtunnelRequest, Duration)> {
         if !matches!(self.phase, Phase::Changes(_)) {
             return None;
         }
@@ -277,13 +286,13 @@ impl Connection {
                 return None;
             }
             let due = pod.failed.as_ref().map_or(Duration::ZERO, |retry| retry.due);
-            Some((Request::Add(uid.clone(), netns), due))
+            Some((ZtunnelRequest::Add(uid.clone(), netns), due))
         };
         pods.iter().filter_map(due).min_by_key(|(_, due)| *due)
     }
 }
 
-impl Request {
+impl ZtunnelRequest {
     /// The pod whose network namespace's descriptor goes with it.
     pub fn descriptor(&self) -> Option<(String, NetnsInode)> {
         match self {

@@ -11,10 +11,10 @@ use alloc::string::{String, ToString as _};
 use alloc::vec::Vec;
 use core::time::Duration;
 
-use crate::wire::{self, Answer, DecodeError};
-use crate::{NetnsInode, Workload};
-use connection::{Added, Connection, Part, Request};
-use retry::Retry;
+use crate::wire::{self, DecodeError, ZtunnelReply};
+use crate::{NetnsInode, ZdsWorkload};
+use connection::{Added, PodShare, ZtunnelConnection, ZtunnelRequest};
+use retry::AddRetry;
 
 pub use retry::LONGEST as LONGEST_RETRY;
 
@@ -41,12 +41,12 @@ pub enum Newcomer {
 
 /// What happened.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Input<'a> {
+pub enum ServerInput<'a> {
     /// These are all pods, with their network namespaces where these are known. Before the first of it no ztunnel receives a snapshot:
     /// it would drop the pods that are missing there.
-    Pods(Vec<(Workload, Option<NetnsInode>)>),
+    Pods(Vec<(ZdsWorkload, Option<NetnsInode>)>),
     /// A pod is to be served in this network namespace.
-    Add(Workload, NetnsInode),
+    Add(ZdsWorkload, NetnsInode),
     /// A pod, by its UID, is not to be served any more.
     Remove(String),
     /// ztunnel connected.
@@ -63,7 +63,7 @@ pub enum Input<'a> {
 
 /// What to do.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Output {
+pub enum ServerAction {
     /// Send this datagram.
     Send {
         /// To whom.
@@ -150,7 +150,7 @@ pub struct Server {
     pods: BTreeMap<String, Pod>,
     /// The pods are known.
     is_complete: bool,
-    connections: BTreeMap<ConnectionId, Connection>,
+    connections: BTreeMap<ConnectionId, ZtunnelConnection>,
     /// How many hellos were received.
     hellos: u64,
 }
@@ -158,10 +158,10 @@ pub struct Server {
 /// A pod that is to be served.
 #[derive(Debug)]
 struct Pod {
-    workload: Workload,
+    workload: ZdsWorkload,
     netns: Option<NetnsInode>,
     /// How its last add failed, on whichever connection.
-    failed: Option<Retry>,
+    failed: Option<AddRetry>,
     reported: Option<(Option<NetnsInode>, PodState)>,
 }
 
@@ -180,17 +180,17 @@ impl Server {
 
     /// Takes what happened, at this time, and returns what to do, in this order.
     #[must_use]
-    pub fn handle(&mut self, now: Duration, input: Input<'_>) -> Vec<Output> {
+    pub fn handle(&mut self, now: Duration, input: ServerInput<'_>) -> Vec<ServerAction> {
         let mut outputs = Vec::new();
         match input {
-            Input::Pods(pods) => self.replace_pods(pods),
-            Input::Add(workload, netns) => self.want(workload, Some(netns)),
-            Input::Remove(uid) => drop(self.pods.remove(&uid)),
-            Input::Accepted(id) => self.accept(id, now, &mut outputs),
-            Input::Received(id, datagram) => self.receive(id, datagram, now, &mut outputs),
-            Input::Disconnected(id) => self.forget(id, now),
-            Input::Unopened(id, error) => self.unopened(id, &error, now),
-            Input::Tick => {}
+            ServerInput::Pods(pods) => self.replace_pods(pods),
+            ServerInput::Add(workload, netns) => self.want(workload, Some(netns)),
+            ServerInput::Remove(uid) => drop(self.pods.remove(&uid)),
+            ServerInput::Accepted(id) => self.accept(id, now, &mut outputs),
+            ServerInput::Received(id, datagram) => self.receive(id, datagram, now, &mut outputs),
+            ServerInput::Disconnected(id) => self.forget(id, now),
+            ServerInput::Unopened(id, error) => self.unopened(id, &error, now),
+            ServerInput::Tick => {}
         }
         self.expire(now, &mut outputs);
         self.send(now, &mut outputs);
@@ -198,11 +198,11 @@ impl Server {
         outputs
     }
 
-    /// When [`Input::Tick`] is due, if nothing else happens before.
+    /// When [`ServerInput::Tick`] is due, if nothing else happens before.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Duration> {
         let newest = self.newest();
-        let due = |(id, connection): (&ConnectionId, &Connection)| {
+        let due = |(id, connection): (&ConnectionId, &ZtunnelConnection)| {
             let next_add = || connection.next_add(&self.pods, self.part(*id, newest)).map(|(_, due)| due);
             connection.deadline().or_else(next_add)
         };
@@ -221,7 +221,7 @@ impl Server {
         greeted.max().map(|(_, id)| id)
     }
 
-    fn replace_pods(&mut self, pods: Vec<(Workload, Option<NetnsInode>)>) {
+    fn replace_pods(&mut self, pods: Vec<(ZdsWorkload, Option<NetnsInode>)>) {
         self.pods.retain(|uid, _| pods.iter().any(|(workload, _)| workload.uid() == uid));
         for (workload, netns) in pods {
             self.want(workload, netns);
@@ -229,7 +229,7 @@ impl Server {
         self.is_complete = true;
     }
 
-    fn want(&mut self, workload: Workload, netns: Option<NetnsInode>) {
+    fn want(&mut self, workload: ZdsWorkload, netns: Option<NetnsInode>) {
         let uid = workload.uid().to_string();
         let before = self.pods.remove(&uid);
         let failed = before.as_ref().filter(|pod| pod.netns == netns).and_then(|pod| pod.failed.clone());
@@ -237,15 +237,15 @@ impl Server {
         self.pods.insert(uid, Pod { workload, netns, failed, reported });
     }
 
-    fn accept(&mut self, id: ConnectionId, now: Duration, outputs: &mut Vec<Output>) {
+    fn accept(&mut self, id: ConnectionId, now: Duration, outputs: &mut Vec<ServerAction>) {
         if self.connections.len() < MOST_CONNECTIONS {
-            self.connections.entry(id).or_insert_with(|| Connection::new(now));
+            self.connections.entry(id).or_insert_with(|| ZtunnelConnection::new(now));
         } else {
-            outputs.push(Output::Close { connection: id, reason: CloseReason::TooMany });
+            outputs.push(ServerAction::Close { connection: id, reason: CloseReason::TooMany });
         }
     }
 
-    fn receive(&mut self, id: ConnectionId, datagram: &[u8], now: Duration, outputs: &mut Vec<Output>) {
+    fn receive(&mut self, id: ConnectionId, datagram: &[u8], now: Duration, outputs: &mut Vec<ServerAction>) {
         let Some(connection) = self.connections.get_mut(&id) else { return };
         let received = if connection.hello().is_some() {
             connection.answered(datagram)
@@ -254,10 +254,10 @@ impl Server {
             connection.greeted(datagram, self.hellos).map(|()| None)
         };
         match received {
-            Ok(Some(Added { uid, netns, answer: Answer::Nack(error) })) => {
+            Ok(Some(Added { uid, netns, answer: ZtunnelReply::Nack(error) })) => {
                 self.failed(&uid, netns, PodState::Refused(shortened(&error)), now);
             }
-            Ok(Some(Added { uid, answer: Answer::Ack, .. })) => {
+            Ok(Some(Added { uid, answer: ZtunnelReply::Ack, .. })) => {
                 if let Some(pod) = self.pods.get_mut(&uid) {
                     pod.failed = None;
                 }
@@ -276,25 +276,32 @@ impl Server {
     /// An add of this pod failed. The pod may have moved on.
     fn failed(&mut self, uid: &str, netns: NetnsInode, state: PodState, now: Duration) {
         if let Some(pod) = self.pods.get_mut(uid).filter(|pod| pod.netns == Some(netns)) {
-            pod.failed = Some(Retry::after(pod.failed.as_ref(), state, now));
+            pod.failed = Some(AddRetry::after(pod.failed.as_ref(), state, now));
         }
     }
 
     /// A connection has ended, perhaps because of the pod that it was about.
     fn forget(&mut self, id: ConnectionId, now: Duration) {
-        let unanswered = self.connections.remove(&id).and_then(Connection::unanswered);
+        let unanswered = self.connections.remove(&id).and_then(ZtunnelConnection::unanswered);
         if let Some((uid, netns)) = unanswered {
             self.failed(&uid, netns, PodState::Unanswered, now);
         }
     }
 
-    fn close(&mut self, id: ConnectionId, reason: CloseReason, now: Duration, outputs: &mut Vec<Output>) {
+    fn close(
+        &mut self,
+        id: ConnectionId,
+        reason: CloseReason,
+        now: Duration,
+        outputs: &mut Vec<ServerAction>,
+    ) {
         self.forget(id, now);
-        outputs.push(Output::Close { connection: id, reason });
+        outputs.push(ServerAction::Close { connection: id, reason });
     }
 
-    fn expire(&mut self, now: Duration, outputs: &mut Vec<Output>) {
-        let is_late = |connection: &Connection| connection.deadline().is_some_and(|deadline| deadline <= now);
+    fn expire(&mut self, now: Duration, outputs: &mut Vec<ServerAction>) {
+        let is_late =
+            |connection: &ZtunnelConnection| connection.deadline().is_some_and(|deadline| deadline <= now);
         let late = self.connections.iter().filter(|(_, connection)| is_late(connection));
         let late: Vec<_> = late.map(|(id, connection)| (*id, connection.lateness())).collect();
         for (id, reason) in late {
@@ -303,7 +310,7 @@ impl Server {
     }
 
     /// Sends what is next on each connection that waits for nothing.
-    fn send(&mut self, now: Duration, outputs: &mut Vec<Output>) {
+    fn send(&mut self, now: Duration, outputs: &mut Vec<ServerAction>) {
         if !self.is_complete {
             return;
         }
@@ -322,17 +329,17 @@ impl Server {
             if let Some(connection) = self.connections.get_mut(&id) {
                 connection.sent(request, now);
             }
-            outputs.push(Output::Send { connection: id, datagram, descriptor });
+            outputs.push(ServerAction::Send { connection: id, datagram, descriptor });
         }
     }
 
     /// Which pods this connection is to receive.
-    fn part(&self, id: ConnectionId, newest: Option<ConnectionId>) -> Part<'_> {
+    fn part(&self, id: ConnectionId, newest: Option<ConnectionId>) -> PodShare<'_> {
         let shared_by = (self.newcomer == Newcomer::NewPods).then_some(&self.connections);
-        Part { is_newest: newest == Some(id), shared_by }
+        PodShare { is_newest: newest == Some(id), shared_by }
     }
 
-    fn report(&mut self, outputs: &mut Vec<Output>) {
+    fn report(&mut self, outputs: &mut Vec<ServerAction>) {
         let newest = self.newest();
         let counts = |id: &ConnectionId| self.newcomer == Newcomer::NewPods || newest == Some(*id);
         let counted: Vec<_> =
@@ -342,24 +349,24 @@ impl Server {
             let news = Some((pod.netns, state.clone()));
             if pod.reported != news {
                 pod.reported = news;
-                outputs.push(Output::Report { uid: uid.clone(), netns: pod.netns, state });
+                outputs.push(ServerAction::Report { uid: uid.clone(), netns: pod.netns, state });
             }
         }
     }
 }
 
 /// A request's bytes; none for an add of a pod that is gone.
-fn encode(request: &Request, pods: &BTreeMap<String, Pod>) -> Option<Vec<u8>> {
+fn encode(request: &ZtunnelRequest, pods: &BTreeMap<String, Pod>) -> Option<Vec<u8>> {
     Some(match request {
-        Request::Add(uid, _) => pods.get(uid)?.workload.add(),
-        Request::Keep(uid) => wire::keep(uid),
-        Request::Del(uid) => wire::del(uid),
-        Request::SnapshotSent => wire::snapshot_sent(),
+        ZtunnelRequest::Add(uid, _) => pods.get(uid)?.workload.add(),
+        ZtunnelRequest::Keep(uid) => wire::keep(uid),
+        ZtunnelRequest::Del(uid) => wire::del(uid),
+        ZtunnelRequest::SnapshotSent => wire::snapshot_sent(),
     })
 }
 
 /// The pod's state, from those connections that count, if ztunnel has connected.
-fn state(uid: &str, pod: &Pod, counted: Option<&[&Connection]>) -> PodState {
+fn state(uid: &str, pod: &Pod, counted: Option<&[&ZtunnelConnection]>) -> PodState {
     let Some(netns) = pod.netns else { return PodState::NamespaceUnknown };
     let Some(counted) = counted else { return PodState::NoZtunnel };
     match &pod.failed {

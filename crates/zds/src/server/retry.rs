@@ -11,7 +11,7 @@ pub const LONGEST: Duration = Duration::from_secs(5);
 
 /// How a pod's last add failed, and when the next one is due.
 #[derive(Debug, Clone)]
-pub struct Retry {
+pub struct AddRetry {
     /// What is reported of the pod.
     pub state: PodState,
     /// When it is due.
@@ -19,7 +19,7 @@ pub struct Retry {
     pause: Duration,
 }
 
-impl Retry {
+impl AddRetry {
     /// After a failure at this time, and perhaps others before.
     pub fn after(before: Option<&Self>, state: PodState, now: Duration) -> Self {
         let pause = before.map_or(SHORTEST, |before| (before.pause * 2).min(LONGEST));

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, eventfd};
 
-use crate::{ConnectionId, Input, NetnsInode, Newcomer, Output, PodState, Server, Workload};
+use crate::{ConnectionId, NetnsInode, Newcomer, PodState, Server, ServerAction, ServerInput, ZdsWorkload};
 use connections::{Connections, Ready};
 pub use file::{Place, SocketFile, SocketKind};
 
@@ -27,13 +27,13 @@ pub use file::{Place, SocketFile, SocketKind};
 const PLACE_CHECK: Duration = Duration::from_secs(5);
 
 /// Opens the network namespace of the pod with this UID. It runs on the server's thread, and may block for milliseconds.
-pub type Opener = Box<dyn Fn(&str, NetnsInode) -> io::Result<File> + Send>;
+pub type NetnsOpener = Box<dyn Fn(&str, NetnsInode) -> io::Result<File> + Send>;
 /// Receives what happens, on the server's thread.
-pub type Observer = Box<dyn FnMut(Event) + Send>;
+pub type Observer = Box<dyn FnMut(SocketEvent) + Send>;
 
 /// What happens.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Event {
+pub enum SocketEvent {
     /// The state of a pod, by its UID, in this network namespace changed.
     Pod(String, Option<NetnsInode>, PodState),
     /// This many ztunnels are connected and have sent a hello.
@@ -48,8 +48,8 @@ pub enum Event {
 
 /// Gives orders to a server, which ends with its last handle.
 #[derive(Debug, Clone)]
-pub struct Handle {
-    orders: Sender<Input<'static>>,
+pub struct ServerHandle {
+    orders: Sender<ServerInput<'static>>,
     bell: Arc<Bell>,
 }
 
@@ -68,24 +68,24 @@ impl Bell {
     }
 }
 
-impl Handle {
+impl ServerHandle {
     /// All pods of the node, with their network namespaces where these are known. Until then no ztunnel receives anything.
-    pub fn pods(&self, pods: Vec<(Workload, Option<NetnsInode>)>) {
-        self.order(Input::Pods(pods));
+    pub fn pods(&self, pods: Vec<(ZdsWorkload, Option<NetnsInode>)>) {
+        self.order(ServerInput::Pods(pods));
     }
 
     /// A pod that is to be served in this network namespace.
-    pub fn add(&self, workload: Workload, netns: NetnsInode) {
-        self.order(Input::Add(workload, netns));
+    pub fn add(&self, workload: ZdsWorkload, netns: NetnsInode) {
+        self.order(ServerInput::Add(workload, netns));
     }
 
     /// A pod, by its UID, that is not to be served any more.
     pub fn remove(&self, uid: String) {
-        self.order(Input::Remove(uid));
+        self.order(ServerInput::Remove(uid));
     }
 
     /// The thread ends before its handles only if it panics, and then its owner learns it by joining it.
-    fn order(&self, order: Input<'static>) {
+    fn order(&self, order: ServerInput<'static>) {
         let _ = self.orders.send(order);
         self.bell.ring();
     }
@@ -98,9 +98,9 @@ impl Handle {
 pub fn serve(
     path: &Path,
     newcomer: Newcomer,
-    open: Opener,
+    open: NetnsOpener,
     observe: Observer,
-) -> io::Result<(Handle, JoinHandle<()>)> {
+) -> io::Result<(ServerHandle, JoinHandle<()>)> {
     let (file, listener) = SocketFile::bind(path, SocketKind::Packets)?;
     let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
     let (ringing, heard) = (Bell(bell.try_clone()?), Bell(bell));
@@ -119,10 +119,10 @@ pub fn serve(
         observe,
     };
     let thread = thread::Builder::new().name("zds".to_owned()).spawn(move || thread.run())?;
-    Ok((Handle { orders, bell: Arc::new(ringing) }, thread))
+    Ok((ServerHandle { orders, bell: Arc::new(ringing) }, thread))
 }
 
-impl Drop for Handle {
+impl Drop for ServerHandle {
     fn drop(&mut self) {
         // After each ring the thread checks whether a handle is left, so the sender goes first.
         let (closed, _) = mpsc::channel();
@@ -139,11 +139,11 @@ struct Thread {
     /// Another agent's socket was seen in the file's place.
     is_taken: bool,
     bell: Bell,
-    orders: Receiver<Input<'static>>,
+    orders: Receiver<ServerInput<'static>>,
     connections: Connections,
     ztunnels: usize,
     begin: Instant,
-    open: Opener,
+    open: NetnsOpener,
     observe: Observer,
 }
 
@@ -155,7 +155,7 @@ impl Thread {
             let due = self.server.next_deadline().map_or(place_due, |deadline| deadline.min(place_due));
             let ready = self.connections.wait(&self.listener, &self.bell.0, due.saturating_sub(now));
             for ready in ready.unwrap_or_else(|error| {
-                (self.observe)(Event::Failed(format!("cannot wait for ztunnel: {error}")));
+                (self.observe)(SocketEvent::Failed(format!("cannot wait for ztunnel: {error}")));
                 thread::sleep(Duration::from_secs(1));
                 Vec::new()
             }) {
@@ -169,7 +169,7 @@ impl Thread {
                     Ready::Datagram(id) => self.receive(id),
                 }
             }
-            self.handle(Input::Tick);
+            self.handle(ServerInput::Tick);
             if self.now() >= place_due {
                 self.keep_in_place();
                 place_due = self.now() + PLACE_CHECK;
@@ -195,15 +195,15 @@ impl Thread {
 
     fn accept(&mut self) {
         match self.connections.accept(&self.listener, Instant::now()) {
-            Ok(Some(id)) => self.handle(Input::Accepted(id)),
+            Ok(Some(id)) => self.handle(ServerInput::Accepted(id)),
             Ok(None) => {}
-            Err(error) => (self.observe)(Event::Closed(error)),
+            Err(error) => (self.observe)(SocketEvent::Closed(error)),
         }
     }
 
     fn receive(&mut self, id: ConnectionId) {
         match self.connections.receive(id) {
-            Ok(Some(datagram)) => self.handle(Input::Received(id, &datagram)),
+            Ok(Some(datagram)) => self.handle(ServerInput::Received(id, &datagram)),
             Ok(None) => {}
             Err(why) => self.disconnected(id, why),
         }
@@ -211,21 +211,23 @@ impl Thread {
 
     fn disconnected(&mut self, id: ConnectionId, why: String) {
         self.connections.close(id);
-        (self.observe)(Event::Closed(why));
-        self.handle(Input::Disconnected(id));
+        (self.observe)(SocketEvent::Closed(why));
+        self.handle(ServerInput::Disconnected(id));
     }
 
     /// Passes this on, and does what the server returns, and what follows from that.
-    fn handle(&mut self, input: Input<'_>) {
+    fn handle(&mut self, input: ServerInput<'_>) {
         let mut outputs = VecDeque::from(self.server.handle(self.now(), input));
         while let Some(output) = outputs.pop_front() {
             match output {
-                Output::Report { uid, netns, state } => (self.observe)(Event::Pod(uid, netns, state)),
-                Output::Close { connection, reason } => {
-                    self.connections.close(connection);
-                    (self.observe)(Event::Closed(reason.to_string()));
+                ServerAction::Report { uid, netns, state } => {
+                    (self.observe)(SocketEvent::Pod(uid, netns, state));
                 }
-                Output::Send { connection, datagram, descriptor } => {
+                ServerAction::Close { connection, reason } => {
+                    self.connections.close(connection);
+                    (self.observe)(SocketEvent::Closed(reason.to_string()));
+                }
+                ServerAction::Send { connection, datagram, descriptor } => {
                     if let Some(follows) = self.send(connection, &datagram, descriptor) {
                         outputs.extend(self.server.handle(self.now(), follows));
                     }
@@ -235,7 +237,7 @@ impl Thread {
         let ztunnels = self.server.ztunnels();
         if ztunnels != self.ztunnels {
             self.ztunnels = ztunnels;
-            (self.observe)(Event::Ztunnels(ztunnels));
+            (self.observe)(SocketEvent::Ztunnels(ztunnels));
         }
     }
 
@@ -245,17 +247,17 @@ impl Thread {
         id: ConnectionId,
         datagram: &[u8],
         descriptor: Option<(String, NetnsInode)>,
-    ) -> Option<Input<'static>> {
+    ) -> Option<ServerInput<'static>> {
         let netns = match descriptor.map(|(uid, netns)| self.open(&uid, netns)).transpose() {
             Ok(netns) => netns,
-            Err(error) => return Some(Input::Unopened(id, error.to_string())),
+            Err(error) => return Some(ServerInput::Unopened(id, error.to_string())),
         };
         match self.connections.send(id, datagram, netns.as_ref()) {
             Ok(()) => None,
             Err(why) => {
                 self.connections.close(id);
-                (self.observe)(Event::Closed(why));
-                Some(Input::Disconnected(id))
+                (self.observe)(SocketEvent::Closed(why));
+                Some(ServerInput::Disconnected(id))
             }
         }
     }
@@ -278,7 +280,7 @@ impl Thread {
             Place::Taken => {
                 self.is_taken = true;
                 let path = self.file.path().display();
-                (self.observe)(Event::Failed(format!(
+                (self.observe)(SocketEvent::Failed(format!(
                     "{path} is another agent's now; ztunnel connects there"
                 )));
             }
@@ -286,11 +288,11 @@ impl Thread {
                 Ok(listener) => {
                     self.listener = listener;
                     self.is_taken = false;
-                    (self.observe)(Event::Restored);
+                    (self.observe)(SocketEvent::Restored);
                 }
                 Err(error) => {
                     let path = self.file.path().display();
-                    (self.observe)(Event::Failed(format!(
+                    (self.observe)(SocketEvent::Failed(format!(
                         "{path} was removed or abandoned, and cannot be made again: {error}"
                     )));
                 }

@@ -12,7 +12,7 @@ use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard};
 
-use install_cni::install::disk::{Disk, FileAttributes, Lock, Output, Stat};
+use install_cni::install::disk::{Disk, FileAttributes, Lock, PendingFile, Stat};
 
 #[derive(Clone, Default)]
 struct Inode {
@@ -258,7 +258,7 @@ impl Disk for Model {
         Ok(Box::new(io::Cursor::new(content)))
     }
 
-    fn create(&self, path: &Path, mode: u32) -> io::Result<Box<dyn Output + '_>> {
+    fn create(&self, path: &Path, mode: u32) -> io::Result<Box<dyn PendingFile + '_>> {
         let id = self.make(path, Inode { seen: (Vec::new(), mode), ..Inode::default() })?;
         Ok(Box::new(Open { model: self, id }))
     }
@@ -332,7 +332,7 @@ impl Write for Open<'_> {
     }
 }
 
-impl Output for Open<'_> {
+impl PendingFile for Open<'_> {
     fn set_attributes(&mut self, attributes: FileAttributes) -> io::Result<()> {
         self.model.operate()?;
         let mode = match attributes {

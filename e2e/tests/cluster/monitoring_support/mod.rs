@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use controller_runtime::metrics::exposition::Format;
+use controller_runtime::metrics::exposition::ScrapeFormat;
 use controller_runtime::metrics::{Described, process};
 use install_cni::metrics::Metrics;
 use serde_json::{Value, json};
@@ -116,7 +116,7 @@ pub fn controller() -> String {
     let metrics = ControllerMetrics::default();
     metrics.leader.set(1);
     metrics.nodes.set(10);
-    Format::Text.write(&metrics.registry())
+    ScrapeFormat::Text.write(&metrics.registry())
 }
 
 /// Series by their names with labels, as they are printed, and their values minute by minute in promtool's notation.

@@ -105,7 +105,7 @@ pub fn is_exactly(namespace: &Namespace, plan: &RulePlan, backend: Backend) -> R
 
 fn observe(namespace: &Namespace) -> Result<Observed> {
     let deadline = std::time::Instant::now() + test_support::process::SHORT;
-    namespace.enter(|| netns_apply::netlink::Connection::open()?.observe(deadline))?.context("cannot look")
+    namespace.enter(|| netns_apply::netlink::NftConnection::open()?.observe(deadline))?.context("cannot look")
 }
 
 /// All rules and tables that nft knows, whoever's.

@@ -2,7 +2,7 @@
 
 use std::sync::LazyLock;
 
-use redirect_core::settings::{Kind, Setting};
+use redirect_core::settings::{Setting, SettingKind};
 use serde::Deserialize;
 use test_support::dice::Dice;
 
@@ -45,15 +45,19 @@ pub fn value(setting: &Setting, dice: &mut Dice) -> String {
     };
     let pools = &*POOLS;
     let pool = match setting.kind {
-        Kind::Bool => &pools.switches,
-        Kind::Choice(words) => &choice(words),
-        Kind::Port => &pools.port,
-        Kind::Ports => &pools.ports,
-        Kind::LoopbackRange => &pools.loopback,
-        Kind::Address | Kind::Ranges => &pools.ranges,
-        Kind::Interfaces => &pools.interfaces,
-        Kind::Mark | Kind::RouteTable => &pools.marks,
-        Kind::Duration | Kind::Groups | Kind::Ids | Kind::Name | Kind::Path => &pools.ids,
+        SettingKind::Bool => &pools.switches,
+        SettingKind::Choice(words) => &choice(words),
+        SettingKind::Port => &pools.port,
+        SettingKind::Ports => &pools.ports,
+        SettingKind::LoopbackRange => &pools.loopback,
+        SettingKind::Address | SettingKind::Ranges => &pools.ranges,
+        SettingKind::Interfaces => &pools.interfaces,
+        SettingKind::Mark | SettingKind::RouteTable => &pools.marks,
+        SettingKind::Duration
+        | SettingKind::Groups
+        | SettingKind::Ids
+        | SettingKind::Name
+        | SettingKind::Path => &pools.ids,
     };
     match dice.below(10) {
         0..=6 => one(&pool.odd, dice).to_owned(),

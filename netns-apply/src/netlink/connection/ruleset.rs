@@ -1,6 +1,6 @@
 //! Everything that hangs on the namespace's hooks, from any program.
 
-use super::{Connection, NetlinkError};
+use super::{NetlinkError, NftConnection};
 use netfilter_state::{
     netlink::Question,
     ruleset::{HookList, HookedRules, TableFamily},
@@ -27,7 +27,7 @@ const MOST_ASKED: usize = 1 << 9;
 /// takes longer than everything else together.
 static LISTS_NO_HOOKS: AtomicBool = AtomicBool::new(false);
 
-impl Connection {
+impl NftConnection {
     /// How many rules are read and followed at most.
     pub(crate) const fn most_rules(&self) -> usize {
         self.most / BYTES_PER_RULE

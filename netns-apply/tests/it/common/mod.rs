@@ -15,7 +15,7 @@ use netfilter_state::{
 };
 use netns_apply::{
     ApplyError, ApplyOptions, Snapshot,
-    netlink::{Connection, NetlinkError},
+    netlink::{NetlinkError, NftConnection},
 };
 use recorded::{fixtures, plan};
 use redirect_core::{Family, RulePlan};
@@ -83,7 +83,7 @@ pub fn soon() -> Instant {
 }
 
 pub fn observe() -> Observed {
-    Connection::open().unwrap().observe(soon()).unwrap()
+    NftConnection::open().unwrap().observe(soon()).unwrap()
 }
 
 /// What concerns the mesh in this thread's namespace.
@@ -99,7 +99,7 @@ pub fn changes(observed: &Observed, plan: &RulePlan) -> Vec<(Family, IptablesCha
 
 /// Puts a plan in force in this thread's namespace; whether there was anything to do.
 pub fn apply(plan: &RulePlan) -> Result<bool, NetlinkError> {
-    let mut connection = Connection::open()?;
+    let mut connection = NftConnection::open()?;
     let observed = connection.observe(soon())?;
     let transaction = Transaction { iptables: changes(&observed, plan), native: None };
     connection.commit(&transaction, &observed, soon())?;

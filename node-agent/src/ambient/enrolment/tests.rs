@@ -7,7 +7,7 @@ use cni_core::pod_source::PodName;
 use proptest::prelude::*;
 use redirect_core::Families;
 use redirect_core::accepted::AcceptedRules;
-use zds::Workload;
+use zds::ZdsWorkload;
 
 /// A node, its ztunnel, and the API server.
 #[derive(Debug, Default)]
@@ -90,7 +90,7 @@ impl Pod {
         let name = format!("p{}", self.number);
         AmbientPod {
             name: PodName { namespace: "shop".into(), name: name.clone() },
-            workload: Workload::new(self.uid(), name, "shop".into(), "a".into()).expect("short"),
+            workload: ZdsWorkload::new(self.uid(), name, "shop".into(), "a".into()).expect("short"),
             addresses: vec![self.address()],
             wanted: if self.is_wanted {
                 Ok(AmbientRedirect::new(Families::Both))
@@ -179,7 +179,7 @@ impl Effects for World {
         Ok(NetnsInode(self.pod(pod).netns))
     }
 
-    fn rules(&mut self, pod: &AmbientPod, _: Option<&AmbientRedirect>) -> Condition {
+    fn rules(&mut self, pod: &AmbientPod, _: Option<&AmbientRedirect>) -> RulesCheck {
         Ok(self.pod(pod).has_rules)
     }
 

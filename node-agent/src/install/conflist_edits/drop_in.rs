@@ -5,8 +5,10 @@
 
 use cni_core::net_dir::{Network, has_multus};
 
-use super::{Directory, Edit, FOLDER_FILE, ORIGINAL, Obstacle, Plan, Want, in_folder, inlined, ownership};
-use crate::conflist::{Entry, EntryState, NetConf, Shape};
+use super::{
+    Directory, Edit, EntryObstacle, FOLDER_FILE, ORIGINAL, Plan, Want, in_folder, inlined, ownership,
+};
+use crate::conflist::{EntryState, NetConf, PluginEntry, Shape};
 
 /// The longest name of a folder: with what is appended while it is prepared, a file system takes it.
 const LONGEST_FOLDER: usize = 180;
@@ -34,7 +36,7 @@ pub(super) fn plan(
     let file = match (want.drop_in, place(directory, name, conf, network)) {
         (DropIn::Never, _) => return inlined(directory, name, conf, entry, None),
         (DropIn::Demanded, Err(why)) if !conf.network.has_ours() => {
-            return Plan::wait(Obstacle::NoDropIn { file: name.to_owned(), why });
+            return Plan::wait(EntryObstacle::NoDropIn { file: name.to_owned(), why });
         }
         (DropIn::Offered | DropIn::Demanded | DropIn::Read, Err(why)) => {
             let plan = inlined(directory, name, conf, entry, None);
@@ -47,8 +49,8 @@ pub(super) fn plan(
         // An entry of the list stays until the other is read, whatever the settings want.
         DropIn::Demanded if !conf.network.has_ours() => {
             let plan = in_folder(directory, name, network, beside);
-            let unread = || Some(Obstacle::UnreadDropIn(file));
-            Plan { obstacle: plan.obstacle.filter(Obstacle::concerns_pods).or_else(unread), ..plan }
+            let unread = || Some(EntryObstacle::UnreadDropIn(file));
+            Plan { obstacle: plan.obstacle.filter(EntryObstacle::concerns_pods).or_else(unread), ..plan }
         }
         DropIn::Never | DropIn::Offered | DropIn::Demanded => {
             let mut plan = inlined(directory, name, conf, entry, Some(&file));
@@ -117,13 +119,13 @@ pub(super) fn others(directory: &Directory, file: &str) -> Option<String> {
 }
 
 /// How our entry stands in that file.
-pub(super) fn standing(directory: &Directory, file: &str, entry: &Entry) -> EntryState {
+pub(super) fn standing(directory: &Directory, file: &str, entry: &PluginEntry) -> EntryState {
     let conf = directory.text(file).and_then(|text| NetConf::parse(file, text).ok());
     conf.map_or(EntryState::Absent, |conf| conf.entry_state(entry))
 }
 
 /// The edit that makes it right.
-pub(super) fn write(file: &str, list: &str, entry: &Entry, standing: &EntryState) -> Option<Edit> {
+pub(super) fn write(file: &str, list: &str, entry: &PluginEntry, standing: &EntryState) -> Option<Edit> {
     let is_right = matches!(standing, EntryState::Right | EntryState::Followed(_));
     let edit = || Edit::Write { name: file.to_owned(), text: entry.standalone(), like: list.to_owned() };
     (!is_right).then(edit)

@@ -3,7 +3,7 @@
 use super::ownership::{self, MARK, made_of, retire};
 use super::{Directory, Edit, ORIGINAL, read, valid};
 use crate::conflist::{NetConf, PLUGIN_TYPE, Shape};
-use crate::settings::{OWNED_FILE, Placement};
+use crate::settings::{EntryPlacement, OWNED_FILE};
 
 /// The changes that take us out of a directory.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -52,10 +52,10 @@ impl Leftover {
 
 /// The changes that take us out of a directory: out of every file, whichever of them we are in now.
 #[must_use]
-pub fn removal(directory: &Directory, placement: &Placement) -> Removal {
+pub fn removal(directory: &Directory, placement: &EntryPlacement) -> Removal {
     let owned = match placement {
-        Placement::Owned { file, .. } => Some(file.as_str()),
-        Placement::Chained { .. } | Placement::Standalone { .. } => None,
+        EntryPlacement::Owned { file, .. } => Some(file.as_str()),
+        EntryPlacement::Chained { .. } | EntryPlacement::Standalone { .. } => None,
     };
     let broken: Vec<&str> = ownership::broken_copies(directory).collect();
     let mut removal = Removal::default();

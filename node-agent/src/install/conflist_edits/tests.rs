@@ -1,5 +1,5 @@
 use super::*;
-use crate::conflist::Facts;
+use crate::conflist::EntryContent;
 use crate::settings::STANDALONE_FILE;
 use cni_core::sandboxed::SandboxedRuntimes;
 
@@ -7,8 +7,8 @@ const CALICO: &str = "{\n  \"name\": \"net\",\n  \"cniVersion\": \"0.3.1\",\n  \
 const OTHER: &str = r#"{"name":"other","plugins":[{"type":"bridge"}]}"#;
 const SINGLE: &str = "{\n  \"cniVersion\": \"0.4.0\",\n  \"name\": \"single\",\n  \"type\": \"ptp\"\n}";
 
-fn entry() -> Entry {
-    Entry::of(&Facts {
+fn entry() -> PluginEntry {
+    PluginEntry::of(&EntryContent {
         log_level: "info".into(),
         run_dir: "/var/run/istio-cni".into(),
         exclude_namespaces: Vec::new(),
@@ -26,12 +26,12 @@ fn entry() -> Entry {
 }
 
 fn chained() -> Want {
-    Want { placement: Placement::Chained { pinned: None }, entry: entry(), drop_in: DropIn::Never }
+    Want { placement: EntryPlacement::Chained { pinned: None }, entry: entry(), drop_in: DropIn::Never }
 }
 
 fn pinned(name: &str) -> Want {
     Want {
-        placement: Placement::Chained { pinned: Some(name.into()) },
+        placement: EntryPlacement::Chained { pinned: Some(name.into()) },
         entry: entry(),
         drop_in: DropIn::Never,
     }
@@ -39,7 +39,7 @@ fn pinned(name: &str) -> Want {
 
 fn owned() -> Want {
     Want {
-        placement: Placement::Owned { file: OWNED_FILE.into(), pinned: None },
+        placement: EntryPlacement::Owned { file: OWNED_FILE.into(), pinned: None },
         entry: entry(),
         drop_in: DropIn::Never,
     }
@@ -47,7 +47,7 @@ fn owned() -> Want {
 
 fn standalone() -> Want {
     Want {
-        placement: Placement::Standalone { file: STANDALONE_FILE.into() },
+        placement: EntryPlacement::Standalone { file: STANDALONE_FILE.into() },
         entry: entry(),
         drop_in: DropIn::Never,
     }
@@ -100,7 +100,7 @@ fn first(at: &Directory) -> Option<(&str, Vec<String>)> {
     at.read().find_map(|(name, network)| Some((name, network.ok()?.types().map(str::to_owned).collect())))
 }
 
-fn removed(at: Directory, placement: &Placement) -> Directory {
+fn removed(at: Directory, placement: &EntryPlacement) -> Directory {
     let removal = removal(&at, placement);
     assert_eq!(removal.leftovers, []);
     removal.edits.iter().flatten().chain(&removal.originals).fold(at, made)
@@ -120,7 +120,7 @@ fn the_entry_goes_into_the_first_file_that_can_be_loaded() {
     ]);
     let first = plan(&start, &chained());
     assert_eq!(first.target.as_deref(), Some("10-calico.conflist"));
-    assert_eq!(first.obstacle, Some(Obstacle::Missing("10-calico.conflist".into())));
+    assert_eq!(first.obstacle, Some(EntryObstacle::Missing("10-calico.conflist".into())));
     let (end, last) = settled(start.clone(), &chained());
     let broken = last.obstacle.expect("containerd loads none of them");
     assert!(broken.is_open() && broken.kind() == ObstacleKind::Broken, "{broken}");
@@ -263,7 +263,7 @@ fn multus_that_runs_something_else_is_not_an_excuse() {
             ("20-other.conflist", OTHER),
         ]);
         let (end, last) = settled(at, &pinned("10-calico.conflist"));
-        assert_eq!(last.obstacle.as_ref().map(Obstacle::kind), kind, "{keys}: {:?}", last.obstacle);
+        assert_eq!(last.obstacle.as_ref().map(EntryObstacle::kind), kind, "{keys}: {:?}", last.obstacle);
         assert!(end.text("10-calico.conflist").expect("is there").contains("istio-cni"));
         // Behind Multus itself the plugin is called whatever Multus runs.
         let (end, last) = settled(end, &chained());
@@ -367,7 +367,7 @@ fn nothing_to_chain_into_means_waiting() {
         [&[] as &[(&str, &str)], &[("00-x.conf", "{")], &[("YYY-istio-cni.conf", r#"{"type":"istio-cni"}"#)]]
     {
         let directory = directory(files);
-        let obstacle = Obstacle::NoNetwork { unloadable: directory.unusable() };
+        let obstacle = EntryObstacle::NoNetwork { unloadable: directory.unusable() };
         assert_eq!(plan(&directory, &chained()), Plan::wait(obstacle));
     }
 }
@@ -378,7 +378,7 @@ fn a_file_that_comes_to_be_first_is_followed() {
     let at = rewritten(at, "05-cilium.conflist", Some(OTHER));
     let follow = plan(&at, &chained());
     assert_eq!(follow.target.as_deref(), Some("05-cilium.conflist"));
-    assert_eq!(follow.obstacle, Some(Obstacle::Missing("05-cilium.conflist".into())));
+    assert_eq!(follow.obstacle, Some(EntryObstacle::Missing("05-cilium.conflist".into())));
     let (at, _) = settled(at, &chained());
     assert!(calls_us(&at));
     assert_eq!(at.text("10-calico.conflist"), Some(CALICO), "no agent would maintain an entry there");
@@ -390,7 +390,7 @@ fn a_file_that_comes_to_be_first_is_followed() {
 fn a_pinned_file_is_waited_for_and_taken_with_either_extension() {
     let at = directory(&[("10-calico.conflist", CALICO)]);
     let wait = plan(&at, &pinned("20-mine.conf"));
-    let missing = Obstacle::NoPinned { file: "20-mine.conf".into(), because: "is missing".into() };
+    let missing = EntryObstacle::NoPinned { file: "20-mine.conf".into(), because: "is missing".into() };
     assert_eq!(wait.obstacle, Some(missing));
     assert_eq!(wait.edits, []);
     let found = plan(&at, &pinned("10-calico.conf"));
@@ -401,7 +401,8 @@ fn a_pinned_file_is_waited_for_and_taken_with_either_extension() {
 fn a_pinned_file_that_the_runtime_does_not_use_is_preempted() {
     let at = directory(&[("05-x.conflist", OTHER), ("10-calico.conflist", CALICO)]);
     let (at, last) = settled(at, &pinned("10-calico.conflist"));
-    let preempted = Obstacle::Preempted { active: "05-x.conflist".into(), ours: "10-calico.conflist".into() };
+    let preempted =
+        EntryObstacle::Preempted { active: "05-x.conflist".into(), ours: "10-calico.conflist".into() };
     assert!(preempted.concerns_pods());
     assert_eq!(last.obstacle, Some(preempted));
     assert!(at.text("10-calico.conflist").expect("is there").contains("istio-cni"));
@@ -445,7 +446,7 @@ fn a_single_plugin_that_its_owner_writes_again_is_taken_in_again() {
     let newer = SINGLE.replace("ptp", "macvlan");
     let at =
         edited(at, &[Edit::Write { name: "10-a.conf".into(), text: newer.clone(), like: String::new() }]);
-    assert_eq!(plan(&at, &chained()).obstacle, Some(Obstacle::Missing("10-a.conf".into())));
+    assert_eq!(plan(&at, &chained()).obstacle, Some(EntryObstacle::Missing("10-a.conf".into())));
     let (at, _) = settled(at, &chained());
     assert!(calls_us(&at) && at.text("10-a.conflist").expect("is there").contains("macvlan"));
     assert_eq!(removed(at, &chained().placement), directory(&[("10-a.conf", &newer)]));
@@ -515,7 +516,7 @@ fn a_copy_in_front_follows_its_original() {
     let newer = CALICO.replace("calico", "calico2");
     let at =
         edited(at, &[Edit::Write { name: "10-calico.conflist".into(), text: newer, like: String::new() }]);
-    assert_eq!(plan(&at, &owned()).obstacle, Some(Obstacle::Stale(OWNED_FILE.into())));
+    assert_eq!(plan(&at, &owned()).obstacle, Some(EntryObstacle::Stale(OWNED_FILE.into())));
     let (at, _) = settled(at, &owned());
     assert!(at.text(OWNED_FILE).expect("is there").contains("calico2"));
 }
@@ -607,7 +608,7 @@ fn another_programs_list_in_the_place_of_a_copy_stays_when_we_go() {
 fn a_copy_stays_while_its_original_is_gone() {
     for pinned in [None, Some("10-calico.conflist".to_owned())] {
         let want = Want {
-            placement: Placement::Owned { file: OWNED_FILE.into(), pinned },
+            placement: EntryPlacement::Owned { file: OWNED_FILE.into(), pinned },
             entry: entry(),
             drop_in: DropIn::Never,
         };
@@ -638,7 +639,7 @@ fn belongs_to_others(files: &[(&str, &str)], want: &Want, name: &str, setting: &
 
 fn owned_as(file: &str) -> Want {
     Want {
-        placement: Placement::Owned { file: file.into(), pinned: None },
+        placement: EntryPlacement::Owned { file: file.into(), pinned: None },
         entry: entry(),
         drop_in: DropIn::Never,
     }
@@ -726,7 +727,7 @@ fn a_name_of_ours_does_not_make_a_file_ours() {
 #[test]
 fn a_standalone_name_of_another_programs_file_is_refused() {
     let want = |file: &str| Want {
-        placement: Placement::Standalone { file: file.into() },
+        placement: EntryPlacement::Standalone { file: file.into() },
         entry: entry(),
         drop_in: DropIn::Never,
     };
@@ -771,7 +772,7 @@ fn a_copy_of_a_single_plugin_is_a_list() {
 fn a_copy_that_is_not_in_front_is_preempted() {
     let at = directory(&[("00-first.conflist", OTHER), ("10-calico.conflist", CALICO)]);
     let (_, last) = settled(at, &owned());
-    let preempted = Obstacle::Preempted { active: "00-first.conflist".into(), ours: OWNED_FILE.into() };
+    let preempted = EntryObstacle::Preempted { active: "00-first.conflist".into(), ours: OWNED_FILE.into() };
     assert_eq!(last.obstacle, Some(preempted));
 }
 
@@ -779,7 +780,7 @@ fn a_copy_that_is_not_in_front_is_preempted() {
 fn a_standalone_file_touches_no_other_file() {
     let start = directory(&[("10-calico.conflist", CALICO)]);
     let (end, last) = settled(start.clone(), &standalone());
-    assert_eq!(last.obstacle, Some(Obstacle::Uncalled(Uncalled::Standalone(STANDALONE_FILE.into()))));
+    assert_eq!(last.obstacle, Some(EntryObstacle::Uncalled(Uncalled::Standalone(STANDALONE_FILE.into()))));
     assert_eq!(end.text("10-calico.conflist"), Some(CALICO));
     let own = end.text(STANDALONE_FILE).expect("is there").replace("info", "debug");
     let at =
@@ -959,7 +960,10 @@ fn a_list_that_comes_to_forbid_it_gets_the_entry_before_the_one_beside_goes() {
     let only = CALICO.replace("\"name\"", "\"loadOnlyInlinedPlugins\": true,\n  \"name\"");
     let at = rewritten(at, "10-calico.conflist", Some(&only));
     let plan = plan(&at, &beside(DropIn::Read));
-    assert!(matches!(plan.obstacle, Some(Obstacle::Preempted { .. } | Obstacle::Missing(_))), "{plan:?}");
+    assert!(
+        matches!(plan.obstacle, Some(EntryObstacle::Preempted { .. } | EntryObstacle::Missing(_))),
+        "{plan:?}"
+    );
     let names: Vec<&str> = plan
         .edits
         .iter()

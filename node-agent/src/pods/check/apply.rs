@@ -10,7 +10,7 @@ use netns_apply::Capability;
 use netns_apply::connections::{ClosedConnections, sever, socket_groups};
 use netns_apply::facts::addresses;
 use netns_apply::netns::Netns;
-use netns_apply::{ApplyError, Mismatch, Outcome, Programs, RunError, apply, verify};
+use netns_apply::{ApplyError, ApplyOutcome, Mismatch, Programs, RunError, apply, verify};
 use pod_netns::{MountedNetns, Outside};
 use reasons::AgentReason;
 use redirect_core::plan::RulePlan;
@@ -125,7 +125,7 @@ fn repair_here(
 #[derive(Debug)]
 pub struct Redirected {
     plan: RulePlan,
-    applied: Outcome,
+    applied: ApplyOutcome,
     /// What keeps the plan from its effect, if that could be verified.
     pub verified: Result<Option<Mismatch>, ApplyError>,
 }

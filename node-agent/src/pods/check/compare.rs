@@ -154,7 +154,7 @@ pub fn check(
             if known.is_some() && Fingerprint::now(keys) == known {
                 return Ok((Comparison::AsPlanned, Basis::Fingerprint, None));
             }
-            let wanted = Wanted { consequences: true, fingerprint: Some(keys) };
+            let wanted = ComparisonExtras { consequences: true, fingerprint: Some(keys) };
             let compared = compare_here(pod, rules, outside.finds_this_foreign(), wanted)?;
             Ok((compared.comparison, Basis::Rules(compared.fingerprint), Some(compared.accepted)))
         };
@@ -165,7 +165,7 @@ pub fn check(
 
 /// What a comparison returns besides its result.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Wanted<'a> {
+pub struct ComparisonExtras<'a> {
     /// What a difference means for traffic, in words.
     pub consequences: bool,
     /// The namespace's fingerprint, with these keys.
@@ -174,7 +174,7 @@ pub struct Wanted<'a> {
 
 /// What a comparison has shown.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Compared {
+pub struct PodComparison {
     /// Its result.
     pub comparison: Comparison,
     /// What interferes because it is accepted, each in words.
@@ -192,8 +192,8 @@ pub fn compare_here(
     pod: &MeshPod,
     rules: &ExpectedRules,
     is_foreign: bool,
-    wanted: Wanted<'_>,
-) -> Result<Compared, PodProblem> {
+    wanted: ComparisonExtras<'_>,
+) -> Result<PodComparison, PodProblem> {
     let there = addresses().map_err(|error| PodProblem::new(AgentReason::Unreadable, error))?;
     if !pod.addresses.iter().all(|address| there.contains(address)) {
         return Err(PodProblem::new(
@@ -207,7 +207,7 @@ pub fn compare_here(
         .map_err(|errors| PodProblem::new(AgentReason::Unreadable, errors))?;
     let Decision::Redirect(redirect) = decision else {
         let fingerprint = wanted.fingerprint.and_then(Fingerprint::now);
-        return Ok(Compared { comparison: Comparison::AsPlanned, accepted: Vec::new(), fingerprint });
+        return Ok(PodComparison { comparison: Comparison::AsPlanned, accepted: Vec::new(), fingerprint });
     };
     let (plan, options) = (redirect.plan(), rules.options(&pod.facts.annotations, is_foreign));
     require_room(&plan)?;
@@ -230,5 +230,5 @@ pub fn compare_here(
         }
     });
     let accepted = accepted.iter().map(ToString::to_string).collect();
-    Ok(Compared { comparison, accepted, fingerprint })
+    Ok(PodComparison { comparison, accepted, fingerprint })
 }

@@ -16,11 +16,13 @@ use netns_apply::Capability;
 use reasons::AgentReason;
 
 pub use apply::{ApplyFailure, RepairReport, redirect_here, repair, repair_known};
-pub use compare::{Basis, Compared, Comparison, ExpectedRules, Wanted, check, compare_here, options};
+pub use compare::{
+    Basis, Comparison, ComparisonExtras, ExpectedRules, PodComparison, check, compare_here, options,
+};
 pub use namespace::{census, find, pod_addresses};
 pub use pod::MeshPod;
 pub use room::remember_memory;
-pub use surroundings::Surroundings;
+pub use surroundings::NodeNamespaces;
 
 /// How long the check of one pod may take before all others go on without it.
 pub const LONGEST_CHECK: Duration = Duration::from_secs(5);

@@ -76,12 +76,12 @@ fn text<'a>(pod: &'a Value, pointer: &str) -> Option<&'a str> {
 mod tests {
     use super::*;
     use cni_core::conf::Envelope;
-    use cni_core::wire::Command;
+    use cni_core::wire::CniCommand;
     use serde_json::json;
 
     fn candidate(pod: &Value) -> Option<MeshPod> {
         let conf = br#"{"cniVersion":"1.0.0","name":"n","type":"istio-cni","exclude_namespaces":["kube-system"],"pod_namespace":"istio-system"}"#;
-        let conf = Envelope::read(conf, Command::Add).expect("JSON").conf().expect("a configuration");
+        let conf = Envelope::read(conf, CniCommand::Add).expect("JSON").conf().expect("a configuration");
         MeshPod::running(pod, &conf)
     }
 

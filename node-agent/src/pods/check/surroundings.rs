@@ -13,14 +13,14 @@ use crate::settings::Paths;
 
 /// The network namespaces of a node.
 #[derive(Debug)]
-pub struct Surroundings {
+pub struct NodeNamespaces {
     index: NamespaceIndex,
     paths: Paths,
     /// Read at most once: a pod may have taken the addresses of all others.
     processes: OnceLock<Result<ProcessIndex, String>>,
 }
 
-impl Surroundings {
+impl NodeNamespaces {
     /// Looks into every namespace for these addresses. Not for an async thread.
     ///
     /// # Errors

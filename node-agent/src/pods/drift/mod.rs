@@ -33,7 +33,7 @@ use crate::cluster::{ApiHandle, Cluster, warning};
 use crate::install::installer::Installer;
 use crate::metrics::Metrics;
 use crate::pods::check::{
-    Basis, Comparison, ExpectedRules, LONGEST_CHECK, MeshPod, PodProblem, Surroundings, check, require,
+    Basis, Comparison, ExpectedRules, LONGEST_CHECK, MeshPod, NodeNamespaces, PodProblem, check, require,
 };
 use crate::pods::heal::{CheckRequests, DesiredRedirect, HealHandle, HealRequest};
 use crate::pods::held_pods::HeldPods;
@@ -374,7 +374,7 @@ impl DriftWatch {
     async fn check_one(
         &mut self,
         pod: Arc<MeshPod>,
-        survey: &Arc<Surroundings>,
+        survey: &Arc<NodeNamespaces>,
         rules: &Arc<ExpectedRules>,
     ) -> Option<Arc<MeshPod>> {
         let checked = self.compare(&pod, survey, rules).await;
@@ -390,7 +390,7 @@ impl DriftWatch {
     async fn compare(
         &mut self,
         pod: &Arc<MeshPod>,
-        survey: &Arc<Surroundings>,
+        survey: &Arc<NodeNamespaces>,
         rules: &Arc<ExpectedRules>,
     ) -> CheckedPod {
         let known = self.fingerprints.of(pod, rules);
@@ -477,9 +477,9 @@ impl DriftWatch {
         }
     }
 
-    async fn survey(&self, wanted: Arc<BTreeSet<IpAddr>>) -> Result<Arc<Surroundings>, SurveyError> {
+    async fn survey(&self, wanted: Arc<BTreeSet<IpAddr>>) -> Result<Arc<NodeNamespaces>, SurveyError> {
         let paths = self.settings.paths.clone();
-        let survey = tokio::task::spawn_blocking(move || Surroundings::of(&paths, &wanted)).await;
+        let survey = tokio::task::spawn_blocking(move || NodeNamespaces::of(&paths, &wanted)).await;
         let survey = survey.map_err(|error| SurveyError::Stopped(error.to_string()))??;
         let (namespaces, others) = survey.counts();
         log::debug!(target: SCOPE, namespaces = namespaces, others = others; "searched network namespaces");

@@ -7,7 +7,7 @@ use reasons::{AgentReason, PodState};
 use serde_json::Value;
 
 use super::action::RepairOutcome;
-use super::filter::{Broken, Filter};
+use super::filter::{Broken, BrokenPodFilter};
 use crate::cluster::runtime_classes::RuntimeHandlers;
 use crate::cluster::{Cluster, pods};
 use crate::install::installer::Installer;
@@ -30,7 +30,7 @@ pub struct Confirmed {
 pub async fn confirm(
     cluster: &Cluster,
     (installer, handlers): (&Installer, &RuntimeHandlers),
-    filter: &Filter,
+    filter: &BrokenPodFilter,
     seen: &Broken,
 ) -> Result<Confirmed, RepairOutcome> {
     let conf = installer.plugin_conf().map_err(|error| {

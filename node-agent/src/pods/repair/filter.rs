@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use cni_core::pod_source::PodName;
 use serde_json::Value;
 
-pub use crate::settings::Filter;
+pub use crate::settings::BrokenPodFilter;
 
 /// A broken pod, as it was seen.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -66,7 +66,7 @@ pub enum NotBroken {
     FailedOtherwise,
 }
 
-impl Filter {
+impl BrokenPodFilter {
     /// What shows that a pod is broken.
     ///
     /// # Errors

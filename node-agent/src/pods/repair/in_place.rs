@@ -57,13 +57,13 @@ mod tests {
     use super::*;
     use crate::pods::check::MeshPod;
     use cni_core::conf::Envelope;
-    use cni_core::wire::Command;
+    use cni_core::wire::CniCommand;
     use serde_json::json;
 
     fn target(pod: &Value) -> Result<MeshPod, AgentReason> {
         let conf =
             br#"{"cniVersion":"1.0.0","name":"n","type":"istio-cni","exclude_namespaces":["kube-system"]}"#;
-        let conf = Envelope::read(conf, Command::Add).expect("JSON").conf().expect("a configuration");
+        let conf = Envelope::read(conf, CniCommand::Add).expect("JSON").conf().expect("a configuration");
         can_restart(pod).and_then(|()| meshed(pod, &conf)).map_err(|error| error.reason)
     }
 

@@ -37,7 +37,7 @@ use crate::pods::check::{ExpectedRules, PodProblem};
 use crate::settings::{DriftSettings, Paths, RepairAction, RepairSettings, Settings};
 use action::{RepairOutcome, possible_reasons};
 use confirm::{Confirmed, confirm};
-use filter::{Broken, Filter, NotBroken};
+use filter::{Broken, BrokenPodFilter, NotBroken};
 use limit::DeletionLimit;
 use queue::{MOST_TRIES, Noted, RepairQueue, RepairTask};
 
@@ -60,7 +60,7 @@ pub struct Shared {
 /// The repair controller.
 pub struct RepairController {
     action: RepairAction,
-    filter: Filter,
+    filter: BrokenPodFilter,
     label: (String, String),
     paths: Paths,
     /// The container runtime's environment is part of it, and may change while the agent runs.
@@ -113,7 +113,7 @@ impl RepairController {
 
     /// Which pods are broken.
     #[must_use]
-    pub const fn filter(&self) -> &Filter {
+    pub const fn filter(&self) -> &BrokenPodFilter {
         &self.filter
     }
 
@@ -340,7 +340,7 @@ impl RepairController {
     }
 }
 
-fn selection(filter: &Filter) -> Selection {
+fn selection(filter: &BrokenPodFilter) -> Selection {
     Selection { fields: filter.fields.on_node(&filter.node), labels: filter.labels.as_str().to_owned() }
 }
 

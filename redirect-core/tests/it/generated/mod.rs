@@ -7,7 +7,7 @@ pub mod typed;
 use proptest::{collection::vec, option, prelude::*, sample::select};
 use redirect_core::{
     Redirect, RulePlan,
-    settings::{Key, Kind, NamespaceFacts, Part, RawSettings, Setting, Source, Star},
+    settings::{Key, NamespaceFacts, Part, RawSettings, Setting, SettingKind, Source, Star},
 };
 use std::net::IpAddr;
 
@@ -71,27 +71,27 @@ fn said() -> impl Strategy<Value = Vec<(Key, String)>> {
 /// Valid values of a setting, by its kind: a new setting of a known kind is covered without a word here.
 fn text(setting: &Setting) -> BoxedStrategy<String> {
     let values = match setting.kind {
-        Kind::Address => "169\\.254\\.[0-9]{1,2}\\.7".boxed(),
-        Kind::Bool => any::<bool>().prop_map(|on| on.to_string()).boxed(),
+        SettingKind::Address => "169\\.254\\.[0-9]{1,2}\\.7".boxed(),
+        SettingKind::Bool => any::<bool>().prop_map(|on| on.to_string()).boxed(),
         // TPROXY has the most rules.
-        Kind::Choice(words) => {
+        SettingKind::Choice(words) => {
             select([words, &words[words.len() - 1..]].concat()).prop_map(str::to_owned).boxed()
         }
-        Kind::Duration => (1_u32..10_000).prop_map(|ms| format!("{ms}ms")).boxed(),
-        Kind::Groups => list(id(), 0..6).boxed(),
-        Kind::Ids => list(id(), 1..4).boxed(),
-        Kind::Interfaces => list(interface(), 0..3).boxed(),
-        Kind::LoopbackRange => (8_u8..=32).prop_map(|bits| format!("127.0.0.1/{bits}")).boxed(),
-        Kind::Mark => (1_u32..0x1_0000)
+        SettingKind::Duration => (1_u32..10_000).prop_map(|ms| format!("{ms}ms")).boxed(),
+        SettingKind::Groups => list(id(), 0..6).boxed(),
+        SettingKind::Ids => list(id(), 1..4).boxed(),
+        SettingKind::Interfaces => list(interface(), 0..3).boxed(),
+        SettingKind::LoopbackRange => (8_u8..=32).prop_map(|bits| format!("127.0.0.1/{bits}")).boxed(),
+        SettingKind::Mark => (1_u32..0x1_0000)
             .prop_filter("the proxy's", |mark| *mark != 1338)
             .prop_map(|mark| mark.to_string())
             .boxed(),
-        Kind::Name => select(vec!["istio-proxy", "somebody"]).prop_map(str::to_owned).boxed(),
-        Kind::Path => "/[a-z]{1,8}".boxed(),
-        Kind::Port => port(setting.key),
-        Kind::Ports => ports().boxed(),
-        Kind::Ranges => list(cidr(), 0..6).boxed(),
-        Kind::RouteTable => (1_u32..253).prop_map(|table| table.to_string()).boxed(),
+        SettingKind::Name => select(vec!["istio-proxy", "somebody"]).prop_map(str::to_owned).boxed(),
+        SettingKind::Path => "/[a-z]{1,8}".boxed(),
+        SettingKind::Port => port(setting.key),
+        SettingKind::Ports => ports().boxed(),
+        SettingKind::Ranges => list(cidr(), 0..6).boxed(),
+        SettingKind::RouteTable => (1_u32..253).prop_map(|table| table.to_string()).boxed(),
     };
     if setting.star == Star::Everything {
         prop_oneof![1 => Just("*".to_owned()), 2 => values].boxed()

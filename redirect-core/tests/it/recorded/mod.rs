@@ -4,7 +4,7 @@
 
 use redirect_core::{
     AmbientRedirect, Redirect, RulePlan,
-    settings::{Key, Kind, NameLookup, NamespaceFacts, RawSettings, Setting, Source},
+    settings::{Key, NameLookup, NamespaceFacts, RawSettings, Setting, SettingKind, Source},
 };
 use serde_json::Value;
 use std::{collections::BTreeMap, net::IpAddr, path::Path};
@@ -55,7 +55,7 @@ fn flags(args: &[String], raw: &mut RawSettings) -> Option<()> {
             (None, _, short) => short.is_some_and(|short| *arg == format!("-{short}")),
         };
         let setting = Setting::ALL.iter().find(by_name)?;
-        let text = if setting.kind == Kind::Bool { "true".to_owned() } else { args.next()?.clone() };
+        let text = if setting.kind == SettingKind::Bool { "true".to_owned() } else { args.next()?.clone() };
         raw.set(setting.key, text, Source::Flag(setting.flag.unwrap()));
     }
     Some(())

@@ -61,9 +61,9 @@ pub(super) enum WakeReason {
 
 /// The signals that it handles.
 #[derive(Debug)]
-pub(super) struct Signals([(Signal, WakeReason); 4]);
+pub(super) struct TerminalSignals([(Signal, WakeReason); 4]);
 
-impl Signals {
+impl TerminalSignals {
     pub(super) fn new() -> io::Result<Self> {
         Ok(Self([
             (signal(SignalKind::interrupt())?, WakeReason::Ended),

@@ -82,7 +82,7 @@ const fn is_host_order(selector: Selector) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::{super::loaded::Origin, *};
+    use super::{super::loaded::ValueOrigin, *};
     use crate::expressions::{
         abi::{base, meta},
         reading::Field,
@@ -96,7 +96,7 @@ mod tests {
             [(Field::Meta(meta::MARK), Selector::Mark, true), (port, Selector::DestinationPort, false)]
         {
             let part = |bits: Bits<'_>| {
-                let part = KeyPart::of(&Loaded { origin: Origin::Field(field), bits, width: 4 })?;
+                let part = KeyPart::of(&Loaded { origin: ValueOrigin::Field(field), bits, width: 4 })?;
                 Some((part.selector, part.is_host_order))
             };
             assert_eq!(part(Bits::All), Some((selector, is_host_order)));

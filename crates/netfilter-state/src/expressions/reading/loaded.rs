@@ -10,7 +10,7 @@ pub(crate) const WIDEST_OF_MAPS: usize = 64;
 /// What a register holds: something, of which bits were kept or flipped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Loaded<'a> {
-    pub(crate) origin: Origin<'a>,
+    pub(crate) origin: ValueOrigin<'a>,
     pub(crate) bits: Bits<'a>,
     /// How many bytes it is.
     pub(crate) width: usize,
@@ -18,7 +18,7 @@ pub(crate) struct Loaded<'a> {
 
 /// Where it comes from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Origin<'a> {
+pub(crate) enum ValueOrigin<'a> {
     Field(Field),
     Value(&'a [u8]),
     /// From an expression of this name.
@@ -41,11 +41,11 @@ pub(crate) enum Bits<'a> {
 }
 
 impl<'a> Loaded<'a> {
-    pub(super) const fn whole(origin: Origin<'a>) -> Self {
+    pub(super) const fn whole(origin: ValueOrigin<'a>) -> Self {
         let width = match origin {
-            Origin::Field(field) => field.width(),
-            Origin::Value(value) => value.len(),
-            Origin::Other(_) => WIDEST,
+            ValueOrigin::Field(field) => field.width(),
+            ValueOrigin::Value(value) => value.len(),
+            ValueOrigin::Other(_) => WIDEST,
         };
         Self { origin, bits: Bits::All, width }
     }
@@ -53,7 +53,7 @@ impl<'a> Loaded<'a> {
     /// The field it is, whatever the order of its bytes.
     pub(crate) const fn field_in_some_order(&self) -> Option<Field> {
         match (self.origin, self.bits) {
-            (Origin::Field(field), Bits::All | Bits::NetworkOrder) => Some(field),
+            (ValueOrigin::Field(field), Bits::All | Bits::NetworkOrder) => Some(field),
             (_, _) => None,
         }
     }
@@ -61,7 +61,7 @@ impl<'a> Loaded<'a> {
     /// The value it is, if it is as it was loaded.
     pub(crate) fn value(&self) -> Option<&'a [u8]> {
         match (self.origin, self.bits) {
-            (Origin::Value(value), Bits::All) => Some(value),
+            (ValueOrigin::Value(value), Bits::All) => Some(value),
             (_, _) => None,
         }
     }

@@ -2,9 +2,9 @@
 
 use super::{
     super::abi::register,
-    Field, Lookup,
+    Field, LookupExpression,
     key_part::KeyPart,
-    loaded::{Loaded, Origin},
+    loaded::{Loaded, ValueOrigin},
 };
 use std::collections::BTreeMap;
 
@@ -31,19 +31,28 @@ impl<'a> Registers<'a> {
     }
 
     /// What a lookup looks for.
-    pub(crate) fn looked_up(&self, lookup: Lookup<'a>) -> Option<Loaded<'a>> {
+    pub(crate) fn looked_up(&self, lookup: LookupExpression<'a>) -> Option<Loaded<'a>> {
         self.get(lookup.from?)
     }
 
     /// Whether something is among what a lookup looks for, in a set with keys of this length.
-    pub(crate) fn looks_up(&self, lookup: Lookup<'a>, length: usize, origin: Origin<'a>) -> bool {
+    pub(crate) fn looks_up(
+        &self,
+        lookup: LookupExpression<'a>,
+        length: usize,
+        origin: ValueOrigin<'a>,
+    ) -> bool {
         let Some(from) = lookup.from.map(slot) else { return false };
         let slots = u32::try_from(length.div_ceil(PART)).unwrap_or(u32::MAX);
         self.0.range(from..from.saturating_add(slots)).any(|(_, held)| held.origin == origin)
     }
 
     /// All parts of what a lookup looks for, in a set with keys of this length; none where one is not understood.
-    pub(crate) fn parts_looked_up(&self, lookup: Lookup<'a>, length: usize) -> Option<Vec<KeyPart>> {
+    pub(crate) fn parts_looked_up(
+        &self,
+        lookup: LookupExpression<'a>,
+        length: usize,
+    ) -> Option<Vec<KeyPart>> {
         let mut at = slot(lookup.from?);
         let (mut parts, mut taken) = (Vec::new(), 0_usize);
         while taken < length {
@@ -56,7 +65,7 @@ impl<'a> Registers<'a> {
     }
 
     /// Loads something of so many bytes.
-    pub(crate) fn load(&mut self, to: u32, origin: Origin<'a>, width: usize) {
+    pub(crate) fn load(&mut self, to: u32, origin: ValueOrigin<'a>, width: usize) {
         self.put(to, Loaded { width, ..Loaded::whole(origin) });
     }
 
@@ -80,7 +89,7 @@ impl<'a> Registers<'a> {
     }
 
     /// The loaded register is unknown: all may hold this.
-    pub(crate) fn forget(&mut self, origin: Origin<'a>) {
+    pub(crate) fn forget(&mut self, origin: ValueOrigin<'a>) {
         self.0.insert(slot(register::FIRST), Loaded::whole(origin));
         for held in self.0.values_mut() {
             *held = Loaded::whole(origin);
@@ -90,8 +99,8 @@ impl<'a> Registers<'a> {
     /// These fields have changed since they were loaded.
     pub(crate) fn outdate(&mut self, of: impl Fn(Field) -> bool) {
         for held in self.0.values_mut() {
-            if matches!(held.origin, Origin::Field(field) if of(field)) {
-                held.origin = Origin::Other("an earlier value");
+            if matches!(held.origin, ValueOrigin::Field(field) if of(field)) {
+                held.origin = ValueOrigin::Other("an earlier value");
             }
         }
     }

@@ -7,13 +7,13 @@ use super::{
     },
     key_part::{ALIGNMENT, KeyPart},
 };
-use crate::ruleset::{Element, Set, SetLookup};
+use crate::ruleset::{Set, SetElement, SetLookup};
 
 /// How many elements of one set are kept at most.
 const MOST_ELEMENTS: usize = 1 << 17;
 
 /// What a lookup finds: which combinations of values are in the set, and the verdict of each in a verdict map.
-pub(crate) struct Found {
+pub(crate) struct FoundElements {
     pub(crate) among: SetLookup,
     pub(crate) verdicts: Vec<(u32, Option<String>)>,
 }
@@ -50,8 +50,11 @@ impl Set {
     /// Takes in elements.
     pub(crate) fn take(&mut self, elements: Attributes<'_>) {
         for (_, element) in elements {
-            let read =
-                if self.elements.len() < MOST_ELEMENTS { Element::read(element.attributes()) } else { None };
+            let read = if self.elements.len() < MOST_ELEMENTS {
+                SetElement::read(element.attributes())
+            } else {
+                None
+            };
             match read {
                 Some(element) => self.elements.push(element),
                 None => self.is_partial = true,
@@ -80,14 +83,14 @@ impl Set {
     }
 
     /// What a lookup of what registers hold finds.
-    pub(crate) fn look_up(&self, name: &str, parts: &[KeyPart]) -> Result<Found, Why> {
+    pub(crate) fn look_up(&self, name: &str, parts: &[KeyPart]) -> Result<FoundElements, Why> {
         if self.is_partial {
             return Err("a set that was not read whole");
         }
         if parts.iter().map(KeyPart::room).sum::<usize>() != self.key_length.next_multiple_of(ALIGNMENT) {
             return Err("a set of another type");
         }
-        let mut found = Found {
+        let mut found = FoundElements {
             among: SetLookup {
                 selectors: parts.iter().map(|part| part.selector).collect(),
                 name: (self.flags & set::ANONYMOUS == 0).then(|| name.to_owned()),
@@ -139,7 +142,7 @@ impl Set {
         if part.is_host_order() {
             return Err(NOT_UNDERSTOOD);
         }
-        let mut keys: Vec<(u128, bool, &Element)> = Vec::with_capacity(self.elements.len());
+        let mut keys: Vec<(u128, bool, &SetElement)> = Vec::with_capacity(self.elements.len());
         let mut rest = None;
         for element in &self.elements {
             match &element.key {
@@ -164,9 +167,9 @@ impl Set {
     }
 }
 
-type Combination<'a> = (Vec<(u128, u128)>, &'a Element);
+type Combination<'a> = (Vec<(u128, u128)>, &'a SetElement);
 
-impl Element {
+impl SetElement {
     fn read(attributes: Attributes<'_>) -> Option<Self> {
         let flags = attributes.u32(attribute::element::FLAGS).unwrap_or_default();
         let key = attributes.value(attribute::element::KEY).map(Vec::from);
@@ -217,12 +220,12 @@ mod tests {
     use super::*;
     use crate::expressions::{
         abi::{base, meta},
-        reading::{Field, Loaded, Origin},
-        wire::Writer,
+        reading::{Field, Loaded, ValueOrigin},
+        wire::MessageWriter,
     };
 
     fn part(field: Field) -> KeyPart {
-        KeyPart::of(&Loaded::whole(Origin::Field(field))).unwrap()
+        KeyPart::of(&Loaded::whole(ValueOrigin::Field(field))).unwrap()
     }
 
     /// What is found of a port, behind other parts, in a set with these flags whose parts have these lengths.
@@ -234,7 +237,7 @@ mod tests {
     ) -> Result<usize, Why> {
         let port = Field::Payload { base: base::TRANSPORT, offset: 2, length: 2 };
         let parts: Vec<KeyPart> = before.iter().chain([&port]).map(|field| part(*field)).collect();
-        let mut declared = Writer::default();
+        let mut declared = MessageWriter::default();
         declared.u32(attribute::set::FLAGS, flags);
         declared.u32(attribute::set::KEY_LENGTH, u32::try_from(elements[0].0.len()).unwrap());
         declared.nested(attribute::set::DESCRIPTION, |description| {
@@ -249,7 +252,7 @@ mod tests {
         let mut set = Set::default();
         set.declare(declared.attributes());
         for (first, last) in elements {
-            let mut list = Writer::default();
+            let mut list = MessageWriter::default();
             list.nested(attribute::list::ELEMENT, |element| {
                 element.nested(attribute::element::KEY, |key| key.bytes(attribute::data::VALUE, first));
                 if first != last {
@@ -286,10 +289,10 @@ mod tests {
     #[test]
     fn an_element_with_conditions_of_its_own_is_not_understood() {
         let with = |kind: u16, name: &str| {
-            let mut list = Writer::default();
+            let mut list = MessageWriter::default();
             list.nested(attribute::list::ELEMENT, |element| {
                 element.nested(attribute::element::KEY, |key| key.bytes(attribute::data::VALUE, &[0, 80]));
-                let expression = |data: &mut Writer| data.text(attribute::expression::NAME, name);
+                let expression = |data: &mut MessageWriter| data.text(attribute::expression::NAME, name);
                 if kind == attribute::element::EXPRESSION {
                     element.nested(kind, expression);
                 } else {
@@ -308,7 +311,7 @@ mod tests {
 
     #[test]
     fn so_many_elements_are_kept_and_no_more() {
-        let mut one = Writer::default();
+        let mut one = MessageWriter::default();
         one.nested(attribute::list::ELEMENT, |element| {
             element.nested(attribute::element::KEY, |key| key.bytes(attribute::data::VALUE, &[0, 80]));
         });

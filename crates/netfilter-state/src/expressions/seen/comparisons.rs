@@ -4,7 +4,7 @@ use super::{
     super::{
         abi::{self, base, ct, ethertype, meta, status},
         expression::{DESTINATION_PORT, SOURCE_PORT, TCP_FLAGS},
-        reading::{Bits, Field, KeyPart, Loaded, Origin, negated},
+        reading::{Bits, Field, KeyPart, Loaded, ValueOrigin, negated},
         wire::read_array,
     },
     LOCAL_TYPE, number, port,
@@ -73,7 +73,7 @@ pub(crate) fn compared(
     value: &[u8],
     family: Option<Family>,
 ) -> Option<Vec<Condition>> {
-    let Origin::Field(field) = loaded.origin else { return None };
+    let ValueOrigin::Field(field) = loaded.origin else { return None };
     // Behind what was loaded the register holds something else.
     if value.len() > loaded.width {
         return None;

@@ -7,7 +7,7 @@ use super::{
 use crate::expressions::{
     abi::{attribute, family, kind},
     decode,
-    wire::{Attribute, Head, Writer},
+    wire::{Attribute, Head, MessageWriter},
     xt,
 };
 use crate::{
@@ -84,7 +84,7 @@ fn what_was_observed_is_everything_unless_others_have_tables_or_chains() {
         assert_eq!(everything(rules), is_all.then_some(whole), "{name}");
         assert_eq!(everything(rules.saturating_sub(1)), None, "{name}");
     }
-    let mut writer = Writer::default();
+    let mut writer = MessageWriter::default();
     let head = Head { kind: kind::NEW_CHAIN, flags: 0, sequence: 1, family: family::IPV4, resource: 0 };
     writer.message(head, |body| {
         body.text(attribute::chain::TABLE, "nat");
@@ -186,8 +186,8 @@ fn hooks_with_damaged_bytes_are_read_or_passed_over() {
 }
 
 /// A message about what hangs on the output hook of IPv4.
-fn hooked_message(body: impl FnOnce(&mut Writer)) -> Vec<u8> {
-    let mut writer = Writer::default();
+fn hooked_message(body: impl FnOnce(&mut MessageWriter)) -> Vec<u8> {
+    let mut writer = MessageWriter::default();
     let head = Head { kind: kind::HOOKS, flags: 2, sequence: 1, family: family::IPV4, resource: 0 };
     writer.message(head, |out| {
         out.u32(attribute::hooked::HOOK, 3);
@@ -200,7 +200,7 @@ fn hooked_message(body: impl FnOnce(&mut Writer)) -> Vec<u8> {
 #[test]
 fn what_hangs_on_a_hook_and_is_not_known_has_a_name() {
     use attribute::{hooked as of, hooked_info as info, hooked_program as program};
-    let owner = |body: fn(&mut Writer)| {
+    let owner = |body: fn(&mut MessageWriter)| {
         let mut hooks = HookList::default();
         Messages::new(&hooked_message(body)).for_each(|message| hooks.take(&message));
         let [HookEntry { priority: -225, owner }] = hooks.on(Family::V4, Hook::Output) else {
@@ -591,7 +591,7 @@ fn of_tables_with_chains_of_others_only_those_are_read_that_a_change_may_touch()
     let mut with_others = observed(&dump(&dumps::of_iptables("redirect")));
     let all =
         with_others.state(Family::V4).chains(Table::Nat).map(|(chain, _)| chain.clone()).collect::<Vec<_>>();
-    let mut writer = Writer::default();
+    let mut writer = MessageWriter::default();
     for name in ["KUBE-SERVICES", "ISTIO_LEFT_BEHIND"] {
         let head = Head { kind: kind::NEW_CHAIN, flags: 0, sequence: 1, family: family::IPV4, resource: 0 };
         writer.message(head, |body| {

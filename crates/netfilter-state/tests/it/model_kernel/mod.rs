@@ -12,7 +12,7 @@ mod tables;
 
 use netfilter_state::{
     change::IptablesChange,
-    netlink::{Batch, Messages, NativeState, Observed, Part},
+    netlink::{Batch, MessagePart, Messages, NativeState, Observed},
     routing::{FoundRouting, RoutingItem, TakingBack},
     state::{IptablesTables, PerFamily},
     steps::{Goal, Inverse, Observation, Step, Transaction},
@@ -165,7 +165,7 @@ impl Kernel {
         for message in Messages::new(batch.bytes()) {
             let is_of_chain = matches!(
                 batch.part(message.sequence),
-                Some(Part::NativeRule { table, chain, .. }) if (*table, *chain) == (place.0, &*place.1)
+                Some(MessagePart::NativeRule { table, chain, .. }) if (*table, *chain) == (place.0, &*place.1)
             );
             met += usize::from(is_of_chain);
             if !(is_of_chain && met == number) {

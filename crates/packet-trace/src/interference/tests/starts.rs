@@ -46,13 +46,13 @@ impl World {
         Self::new(Family::V4, &[("eth0", OWN)], &["unicast 0.0.0.0/0 dev eth0"])
     }
 
-    fn pod(&self) -> Pod<'_> {
-        Pod {
+    fn pod(&self) -> PodTraffic<'_> {
+        PodTraffic {
             addresses: &self.addresses,
             interfaces: &self.interfaces,
             by_interface: Some(&self.by_interface),
             routes: Some(&self.tables),
-            ..Pod::default()
+            ..PodTraffic::default()
         }
     }
 
@@ -526,7 +526,7 @@ fn connections_that_are_kept_are_no_first_packets_and_what_lets_those_pass_is_fo
         ruleset.tables.extend(table.tables);
         let addresses: [IpAddr; 1] = [OWN.parse().unwrap()];
         let interfaces = ["eth0".to_string()];
-        let pod = Pod { addresses: &addresses, interfaces: &interfaces, ..Pod::default() };
+        let pod = PodTraffic { addresses: &addresses, interfaces: &interfaces, ..PodTraffic::default() };
         let effects = pod.judge(&ruleset, &plan).findings.into_iter().map(|one| one.effect);
         effects.collect::<BTreeSet<_>>()
     };

@@ -6,8 +6,8 @@ use proptest::prelude::*;
 use serde_json::json;
 
 /// What people who set nothing get.
-fn usual() -> Filter {
-    Filter {
+fn usual() -> BrokenPodFilter {
+    BrokenPodFilter {
         node: "node-1".into(),
         labels: LabelSelector::default(),
         fields: FieldSelector::default(),
@@ -52,21 +52,21 @@ fn status(name: &str, state: Value, last: Value) -> Value {
     json!({"name": name, "state": state, "lastState": last})
 }
 
-fn is_broken(filter: &Filter, pod: &Value) -> bool {
+fn is_broken(filter: &BrokenPodFilter, pod: &Value) -> bool {
     filter.check(pod).is_ok()
 }
 
-fn sound(filter: &Filter, pod: &Value) -> NotBroken {
+fn sound(filter: &BrokenPodFilter, pod: &Value) -> NotBroken {
     filter.check(pod).expect_err("sound")
 }
 
 /// The cases of the reference's own suite, in its order: by exit code, by annotation, by container, by message.
 #[test]
 fn the_seventeen_cases_of_the_reference() {
-    let by_code = Filter { annotation: String::new(), container: String::new(), ..usual() };
-    let by_annotation = Filter { annotation: "is.it/meshed".into(), ..by_code.clone() };
-    let by_name = Filter { annotation: String::new(), ..usual() };
-    let by_message = Filter { exit_code: 0, message: "  no rules here\n".into(), ..by_name.clone() };
+    let by_code = BrokenPodFilter { annotation: String::new(), container: String::new(), ..usual() };
+    let by_annotation = BrokenPodFilter { annotation: "is.it/meshed".into(), ..by_code.clone() };
+    let by_name = BrokenPodFilter { annotation: String::new(), ..usual() };
+    let by_message = BrokenPodFilter { exit_code: 0, message: "  no rules here\n".into(), ..by_name.clone() };
     let says = |text: &str| ended(126, "Error", text);
     let annotated = |mut pod: Value| {
         pod["metadata"]["annotations"] = json!({"is.it/meshed": "whatever it says"});
@@ -79,7 +79,7 @@ fn the_seventeen_cases_of_the_reference() {
     let fine = one(done(), json!({}));
     let other_code = one(waiting(), ended(1, "Error", ""));
     let beside = pod(&json!([status("other", waiting(), failed()), validation(done(), json!({}))]));
-    let cases: [(&str, &Filter, Value, bool); 17] = [
+    let cases: [(&str, &BrokenPodFilter, Value, bool); 17] = [
         ("a container that ended well, by code", &by_code, fine.clone(), false),
         ("one that failed before and then ended well", &by_code, recovered.clone(), false),
         ("one that waits after its failure", &by_code, waits.clone(), true),
@@ -139,7 +139,7 @@ fn the_first_failure_counts() {
 
 #[test]
 fn a_native_sidecar_is_judged_as_any_init_container() {
-    let sidecar = Filter { container: "istio-proxy".into(), ..usual() };
+    let sidecar = BrokenPodFilter { container: "istio-proxy".into(), ..usual() };
     let beside = |state, last| {
         let mut status = status("istio-proxy", state, last);
         status["started"] = json!(true);
@@ -147,13 +147,13 @@ fn a_native_sidecar_is_judged_as_any_init_container() {
     };
     assert!(is_broken(&sidecar, &beside(json!({"running": {}}), failed())));
     assert_eq!(sound(&sidecar, &beside(json!({"running": {}}), json!({}))), NotBroken::NotEnded);
-    let any = Filter { container: String::new(), ..usual() };
+    let any = BrokenPodFilter { container: String::new(), ..usual() };
     assert!(is_broken(&any, &beside(waiting(), failed())), "one that ended well hides no other");
 }
 
 #[test]
 fn any_exit_code_is_any_but_success() {
-    let any = Filter { exit_code: 0, ..usual() };
+    let any = BrokenPodFilter { exit_code: 0, ..usual() };
     assert!(is_broken(&any, &pod(&json!([validation(ended(1, "Error", ""), json!({}))]))));
     let restarted = pod(&json!([validation(json!({"running": {}}), done())]));
     assert_eq!(sound(&any, &restarted), NotBroken::FailedOtherwise, "it ended well before, and runs again");
@@ -187,11 +187,11 @@ fn every_reason_for_being_sound() {
         pod.pointer_mut(parent).expect("a parent")[key] = value;
         assert_eq!(sound(&usual(), &pod), why, "{pointer}");
     }
-    assert_eq!(sound(&Filter { node: String::new(), ..usual() }, &broken), NotBroken::OtherNode);
+    assert_eq!(sound(&BrokenPodFilter { node: String::new(), ..usual() }, &broken), NotBroken::OtherNode);
     let labels = LabelSelector::parse("app=shop").expect("a selector");
-    assert_eq!(sound(&Filter { labels, ..usual() }, &broken), NotBroken::NotSelected);
+    assert_eq!(sound(&BrokenPodFilter { labels, ..usual() }, &broken), NotBroken::NotSelected);
     let fields = FieldSelector::parse("metadata.namespace!=shop").expect("a selector");
-    assert_eq!(sound(&Filter { fields, ..usual() }, &broken), NotBroken::NotSelected);
+    assert_eq!(sound(&BrokenPodFilter { fields, ..usual() }, &broken), NotBroken::NotSelected);
     assert_eq!(sound(&usual(), &json!(7)), NotBroken::Unnamed);
 }
 
@@ -226,10 +226,10 @@ fn any_pod() -> impl Strategy<Value = Value> {
     )
 }
 
-fn any_filter() -> impl Strategy<Value = Filter> {
+fn any_filter() -> impl Strategy<Value = BrokenPodFilter> {
     let code = prop_oneof![Just(0), Just(1), Just(126)];
     ("istio-validation|", "[ab ]{0,2}", code, "sidecar.istio.io/status|").prop_map(
-        |(container, message, exit_code, annotation)| Filter {
+        |(container, message, exit_code, annotation)| BrokenPodFilter {
             container,
             message,
             exit_code,
@@ -264,10 +264,10 @@ proptest! {
     #[test]
     fn a_looser_filter_finds_no_fewer(filter in any_filter(), pod in any_pod()) {
         let looser = [
-            Filter { container: String::new(), ..filter.clone() },
-            Filter { message: String::new(), ..filter.clone() },
-            Filter { exit_code: 0, ..filter.clone() },
-            Filter { annotation: String::new(), ..filter.clone() },
+            BrokenPodFilter { container: String::new(), ..filter.clone() },
+            BrokenPodFilter { message: String::new(), ..filter.clone() },
+            BrokenPodFilter { exit_code: 0, ..filter.clone() },
+            BrokenPodFilter { annotation: String::new(), ..filter.clone() },
         ];
         for looser in looser {
             prop_assert!(!is_broken(&filter, &pod) || is_broken(&looser, &pod));
