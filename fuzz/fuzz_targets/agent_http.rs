@@ -5,7 +5,7 @@
 #![no_main]
 
 use controller_runtime::{
-    serve::{Handler, Listener, connections, handler},
+    serve::{Acceptor, Handler, connections, handler},
     supervisor::Supervisor,
 };
 use install_cni::{
@@ -14,7 +14,7 @@ use install_cni::{
         disk::Real,
         drop_in_reader::DropInReader,
         installer::Installer,
-        plugin::{Ask, Question, Refusal},
+        plugin::{Ask, PluginQuestion, PluginRefusal},
         ready::AgentState,
         seen_calls::SeenCalls,
     },
@@ -24,7 +24,7 @@ use install_cni::{
     settings::Settings,
 };
 use libfuzzer_sys::fuzz_target;
-use logging::{Config, Entry};
+use logging::{Config, LogEntry};
 use redirect_core_fuzz::text;
 use settings_cli::ParsedArgs;
 use std::{
@@ -64,7 +64,7 @@ static AGENT: LazyLock<Agent> = LazyLock::new(|| {
     // Calls are kept when readiness is judged, and nothing judges it here.
     let calls = Arc::new(SeenCalls::new(Arc::new(Real), PathBuf::new()));
     let reader = Arc::new(DropInReader::new(Arc::new(Real), PathBuf::new(), PathBuf::new()));
-    let emit = |entry: &Entry| text::is_one_safe_line(&entry.console().replace('\t', " "));
+    let emit = |entry: &LogEntry| text::is_one_safe_line(&entry.console().replace('\t', " "));
     let runtime = Builder::new_current_thread().enable_time().build().expect("a run-time");
     let (connection, tasks) = (Arc::new(cluster::connection(&settings)), Supervisor::default());
     let inside = runtime.enter();
@@ -96,15 +96,15 @@ static AGENT: LazyLock<Agent> = LazyLock::new(|| {
 struct Nobody;
 
 impl Ask for Nobody {
-    fn ask(&self, path: &Path, _: Question<'_>) -> Result<(), Refusal> {
-        Err(Refusal::NoPlugin { path: path.to_owned(), why: "there is none".to_owned() })
+    fn ask(&self, path: &Path, _: PluginQuestion<'_>) -> Result<(), PluginRefusal> {
+        Err(PluginRefusal::NoPlugin { path: path.to_owned(), why: "there is none".to_owned() })
     }
 }
 
 /// Connections that are there already, and none after them.
 struct Once(Mutex<Vec<DuplexStream>>);
 
-impl Listener for Once {
+impl Acceptor for Once {
     type Stream = DuplexStream;
 
     async fn next(&self) -> io::Result<DuplexStream> {

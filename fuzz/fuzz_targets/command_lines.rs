@@ -8,7 +8,7 @@
 use libfuzzer_sys::fuzz_target;
 use redirect_core::Redirect;
 use redirect_core_fuzz::{parts, plan, text};
-use settings_cli::{Asked, IPTABLES, Pages, Program, RunOptions, VALIDATION};
+use settings_cli::{IPTABLES, Pages, ParsedCommand, Program, RunOptions, VALIDATION};
 use std::ffi::OsString;
 
 const PAGES: Pages = Pages { examples: &[], exit_status: &[], files: &[], see_also: &[] };
@@ -27,8 +27,8 @@ fuzz_target!(|input: &str| {
         .map(|(name, value)| (name.into(), value.into()));
     let input = match program.read(words, variables) {
         Err(usage) => return text::is_safe(&usage),
-        Ok(Asked::Print(page)) => return assert!(!page.is_empty()),
-        Ok(Asked::Run(input)) => input,
+        Ok(ParsedCommand::Print(page)) => return assert!(!page.is_empty()),
+        Ok(ParsedCommand::Run(input)) => input,
     };
     input.misspelt.iter().for_each(|misspelt| text::is_one_safe_line(&misspelt.to_string()));
     input.not_in_force.iter().for_each(|notice| text::is_one_safe_line(&notice.to_string()));

@@ -5,9 +5,9 @@
 
 #![no_main]
 
-use install_cni::conflist::{Entry, EntryState, NetConf, Shape};
+use install_cni::conflist::{EntryState, NetConf, PluginEntry, Shape};
 use install_cni::install::conflist_edits::{Directory, DropIn, Edit, File, Want, plan, removal};
-use install_cni::settings::Placement;
+use install_cni::settings::EntryPlacement;
 use libfuzzer_sys::fuzz_target;
 use redirect_core_fuzz::{parts, text};
 use serde_json::Value;
@@ -20,7 +20,7 @@ fuzz_target!(|input: &str| {
     let (name, file) = file.split_once('\n').unwrap_or(("", file));
     let name = if name.starts_with('s') { "10-net.conf" } else { "10-net.conflist" };
     let entry = if entry.is_empty() { BUILT_IN } else { entry };
-    let entry = match Entry::parse(entry) {
+    let entry = match PluginEntry::parse(entry) {
         Ok(entry) => entry,
         Err(error) => return assert!(!error.to_string().is_empty()),
     };
@@ -34,7 +34,7 @@ fuzz_target!(|input: &str| {
 });
 
 /// One file.
-fn edited(text: &str, conf: &NetConf<'_>, entry: &Entry) {
+fn edited(text: &str, conf: &NetConf<'_>, entry: &PluginEntry) {
     let before = json(text);
     let with = conf.with(entry);
     let Some(rest) = conf.without() else {
@@ -73,12 +73,12 @@ fn json(text: &str) -> Value {
 }
 
 /// A directory with this file and another behind it: a second pass finds nothing to do, and what is taken away leaves what was there.
-fn installed(name: &str, text: &str, entry: &Entry, drop_in: DropIn) {
+fn installed(name: &str, text: &str, entry: &PluginEntry, drop_in: DropIn) {
     let before = BTreeMap::from([
         (name.to_owned(), text.to_owned()),
         ("99-loopback.conf".to_owned(), r#"{"cniVersion":"1.0.0","name":"lo","type":"loopback"}"#.to_owned()),
     ]);
-    let placement = Placement::Chained { pinned: None };
+    let placement = EntryPlacement::Chained { pinned: None };
     let want = Want { placement: placement.clone(), entry: entry.clone(), drop_in };
     let mut files = before.clone();
     let first = plan(&directory(&files), &want);

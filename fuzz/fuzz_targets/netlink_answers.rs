@@ -9,7 +9,7 @@ use netfilter_state::{
     netlink::{Batch, Messages, NativeState, Observed},
     ruleset::{HookList, HookedRules},
 };
-use packet_trace::interference::Pod;
+use packet_trace::interference::PodTraffic;
 use redirect_core::{Family, RulePlan};
 use redirect_core_fuzz::kernel::dumped;
 
@@ -26,7 +26,7 @@ fuzz_target!(|bytes: &[u8]| {
     ruleset.hooks = Some(hooks);
     let _ = native.sets();
     put_back(&native);
-    let _ = Pod::default().judge(&ruleset, &RulePlan::empty());
+    let _ = PodTraffic::default().judge(&ruleset, &RulePlan::empty());
     let cleanup = Family::BOTH.map(|family| {
         (family, IptablesChange::between(observed.state(family), &RulePlan::empty().rules(family)))
     });

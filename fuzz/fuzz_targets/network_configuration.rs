@@ -7,7 +7,7 @@
 
 use istio_cni::{
     answer,
-    kernel::{Applied, Compared, Kernel, KernelError, Namespace, Work},
+    kernel::{Applied, KernelError, MachineNamespaces, Namespace, NamespaceComparison, NamespaceWork},
     selection::Programming,
 };
 use libfuzzer_sys::fuzz_target;
@@ -22,8 +22,8 @@ static PODS: LazyLock<String> = LazyLock::new(|| format!("{}/pods", env!("CARGO_
 /// A namespace in which every plan comes into force.
 struct Anywhere;
 
-impl Kernel for Anywhere {
-    fn inside(&self, path: &Path, work: &mut Work<'_>) -> Result<(), KernelError> {
+impl MachineNamespaces for Anywhere {
+    fn inside(&self, path: &Path, work: &mut NamespaceWork<'_>) -> Result<(), KernelError> {
         assert!(!path.as_os_str().is_empty());
         work(self);
         Ok(())
@@ -55,9 +55,14 @@ impl Namespace for Anywhere {
         Ok(Applied { backend: "none".into(), because: "a test".into(), changed: true, warnings: Vec::new() })
     }
 
-    fn compare(&self, plan: &RulePlan, _: Programming, _: &AcceptedRules) -> Result<Compared, KernelError> {
+    fn compare(
+        &self,
+        plan: &RulePlan,
+        _: Programming,
+        _: &AcceptedRules,
+    ) -> Result<NamespaceComparison, KernelError> {
         let _ = kernel::after_native(plan, NativeForm::Plain);
-        Ok(Compared::default())
+        Ok(NamespaceComparison::default())
     }
 }
 

@@ -12,8 +12,8 @@ use redirect_core_fuzz::{parts, plan, text};
 use redirectctl::{
     packet::{Said, packet},
     picture::of_trace,
-    text_writer::Layout,
-    traffic::{Compared, Programmed, report},
+    text_writer::TextLayout,
+    traffic::{PlanComparison, Programmed, report},
 };
 
 /// How many rules a plan has at most whose traffic is compared: the work grows faster than their number.
@@ -73,10 +73,10 @@ fn compare(one: &RulePlan, other: &RulePlan) {
 }
 
 fn compare_programmed(one: &Programmed, other: &Programmed, are_routed_alike: bool) {
-    let same = Compared::of(one, one);
+    let same = PlanComparison::of(one, one);
     assert!(same.traffic.is_empty() && same.rules.iter().all(Vec::is_empty));
-    let (there, back) = (Compared::of(one, other), Compared::of(other, one));
-    text::is_safe(&there.text(Layout { width: 100, colour: false }));
+    let (there, back) = (PlanComparison::of(one, other), PlanComparison::of(other, one));
+    text::is_safe(&there.text(TextLayout { width: 100, colour: false }));
     assert_eq!(there.traffic.is_empty(), back.traffic.is_empty());
     let [gone, new] = &there.rules;
     assert_eq!([new, gone], [&back.rules[0], &back.rules[1]]);

@@ -6,7 +6,7 @@
 use libfuzzer_sys::fuzz_target;
 use redirect_core::pod::{Decision, PodFacts};
 use redirect_core_fuzz::{parts, plan, text};
-use redirectctl::error::InputError;
+use redirectctl::error::PodInputError;
 use redirectctl::input::pods_of_text;
 
 fuzz_target!(|manifest: &str| {
@@ -17,8 +17,8 @@ fuzz_target!(|manifest: &str| {
         }
     }
     match pods_of_text(manifest) {
-        Err(InputError(all)) => assert!(!all.is_empty()),
-        Ok((pods, _)) => pods.iter().for_each(|pod| decide(&pod.facts)),
+        Err(PodInputError(all)) => assert!(!all.is_empty()),
+        Ok(pods) => pods.iter().for_each(|pod| decide(&pod.facts)),
     }
 });
 

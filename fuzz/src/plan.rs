@@ -12,8 +12,8 @@ use redirect_core::{
     rule::{Table, Target},
 };
 use redirectctl::{
-    plan::{Format, written},
-    text_writer::Layout,
+    plan::{PlanLanguage, written},
+    text_writer::TextLayout,
 };
 use serde_json::Value;
 
@@ -144,11 +144,11 @@ fn no_control_characters(value: &Value) {
 
 /// Text and pictures for people; an SVG is XML that runs nothing.
 fn pictures(plan: &RulePlan) {
-    for word in Format::WORDS {
-        let format = Format::named(word).expect("its own word");
-        let written = written(plan, format, NativeForm::Plain, Layout { width: 100, colour: false });
+    for word in PlanLanguage::WORDS {
+        let format = PlanLanguage::named(word).expect("its own word");
+        let written = written(plan, format, NativeForm::Plain, TextLayout { width: 100, colour: false });
         text::is_safe(&written);
-        if format == Format::Svg {
+        if format == PlanLanguage::Svg {
             svg(&written);
         }
     }

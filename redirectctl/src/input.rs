@@ -117,6 +117,14 @@ fn stdin() -> io::Result<String> {
     Ok(text)
 }
 
+/// The pods of a text in YAML or JSON.
+///
+/// # Errors
+/// Everything wrong with it.
+pub fn pods_of_text(text: &str) -> Result<Vec<Pod>, PodInputError> {
+    of_text(text, PackedPods::default())?.whole().map(|packed| packed.unpacked().0)
+}
+
 /// Pods from their objects, with their context.
 ///
 /// # Errors
@@ -159,10 +167,6 @@ pub fn pod_name(text: &str) -> Result<PodName, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn pods_of_text(text: &str) -> Result<Vec<Pod>, PodInputError> {
-        of_text(text, PackedPods::default())?.whole().map(|packed| packed.unpacked().0)
-    }
 
     #[test]
     fn lists_and_documents_are_pods() {
