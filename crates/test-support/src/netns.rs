@@ -36,6 +36,11 @@ pub const REMOTE_V4: Ipv4Addr = Ipv4Addr::new(198, 51, 100, 1);
 /// An IPv6 address on the client's `lo` in a [`Topology`]: to the pod, some service far away.
 pub const REMOTE_V6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1);
 
+/// Of a pod's `eth0`, and of what it is connected to. The kernel makes link-local addresses of them, `fe80::ff:fe00:2` and `fe80::ff:fe00:1`,
+/// which messages name.
+const POD_MAC: &str = "02:00:00:00:00:02";
+const CLIENT_MAC: &str = "02:00:00:00:00:01";
+
 /// Which addresses a namespace's interfaces get. Without IPv6 the kernel's IPv6 is off in the namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Families {
@@ -181,7 +186,9 @@ impl Namespace {
 
     /// Makes an `eth0` that is up, with these addresses. Its peer `pe0` is in the namespace as well, so that no packet leaves it.
     pub fn add_eth0<S: AsRef<str>>(&self, addresses: impl IntoIterator<Item = S>) -> Result<()> {
-        let begin = "link add eth0 type veth peer name pe0\nlink set pe0 up\nlink set eth0 up\n".to_owned();
+        let begin = format!(
+            "link add eth0 address {POD_MAC} type veth peer name pe0 address {CLIENT_MAC}\nlink set pe0 up\nlink set eth0 up\n"
+        );
         let lines = addresses.into_iter().map(|address| added(address.as_ref(), "eth0"));
         self.ip_batch(&lines.fold(begin, |lines, line| lines + &line))?;
         self.wait_for_ipv6()
@@ -273,8 +280,10 @@ impl Topology {
     pub fn new(families: Families) -> Result<Self> {
         let topology = Self { client: Namespace::empty(families)?, pod: Namespace::empty(families)? };
         let (client, pod) = (&topology.client, &topology.pod);
-        let mut of_client =
-            format!("link add eth0 type veth peer name eth0 netns {}\nlink set eth0 up\n", pod.name());
+        let mut of_client = format!(
+            "link add eth0 address {CLIENT_MAC} type veth peer name eth0 netns {} address {POD_MAC}\nlink set eth0 up\n",
+            pod.name()
+        );
         let mut of_pod = "link set eth0 up\n".to_owned();
         for v6 in families.each() {
             let (network, host, all) = if v6 { (64, 128, "::/0") } else { (24, 32, "default") };
