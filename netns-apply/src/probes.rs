@@ -23,12 +23,12 @@ impl NftConnection {
     /// The kernel refuses, or another program keeps changing the table. Nothing was changed then.
     ///
     /// ```no_run
-    /// use netns_apply::netlink::Connection;
+    /// use netns_apply::netlink::NftConnection;
     /// use redirect_core::ambient::ProbeSources;
     /// use std::collections::BTreeSet;
     ///
     /// let pod = "10.1.0.2".parse()?;
-    /// Connection::open()?.set_probe_addresses(&BTreeSet::from([pod]), ProbeSources::USUAL)?;
+    /// NftConnection::open()?.set_probe_addresses(&BTreeSet::from([pod]), ProbeSources::USUAL)?;
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn set_probe_addresses(

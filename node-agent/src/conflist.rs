@@ -4,9 +4,9 @@
 //! number forms, indentation and line ends included. Putting an entry in and taking it out again gives the same bytes.
 //!
 //! ```
-//! use install_cni::conflist::{Entry, NetConf};
+//! use install_cni::conflist::{PluginEntry, NetConf};
 //! let text = r#"{ "name": "k8s", "mtu": 1.50e3, "plugins": [ {"type":"calico"} ] }"#;
-//! let ours = Entry::parse(r#"{"type":"istio-cni","pod_namespace":"istio-system"}"#).expect("an entry");
+//! let ours = PluginEntry::parse(r#"{"type":"istio-cni","pod_namespace":"istio-system"}"#).expect("an entry");
 //! let with = NetConf::parse("10-calico.conflist", text).expect("valid").with(&ours);
 //! assert_eq!(
 //!     with,

@@ -33,13 +33,13 @@ impl TrafficDifference {
     /// address by another interface.
     ///
     /// ```
-    /// use packet_trace::Difference;
+    /// use packet_trace::TrafficDifference;
     /// use redirect_core::{Families, Redirect, values::PortRange};
     ///
     /// let before = Redirect::sidecar(Families::V4).build()?.plan();
     /// let after = Redirect::sidecar(Families::V4).exclude_outbound([PortRange::single(3306)]).build()?.plan();
     /// assert_eq!(Difference::of_plans(&before, &before), []);
-    /// let differences = Difference::of_plans(&before, &after);
+    /// let differences = TrafficDifference::of_plans(&before, &after);
     /// assert!(!differences.is_empty());
     /// assert!(differences.iter().all(|one| one.region.ports() == Some(vec![(3306, 3306)])));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -67,13 +67,13 @@ impl TrafficDifference {
     /// number of further sets of them. Settings have the words of the program or user that made them.
     ///
     /// ```
-    /// use packet_trace::Difference;
+    /// use packet_trace::TrafficDifference;
     /// use redirect_core::{Families, Redirect, settings::Source, values::PortRange};
     ///
     /// let before = Redirect::sidecar(Families::Both).build()?.plan();
     /// let excluded = [3306, 5432].map(PortRange::single);
     /// let after = Redirect::sidecar(Families::Both).asked_by(Source::Caller("databases")).exclude_outbound(excluded).build()?;
-    /// let summary = Difference::summary(&Difference::of_plans(&before, &after.plan()));
+    /// let summary = TrafficDifference::summary(&TrafficDifference::of_plans(&before, &after.plan()));
     /// assert!(summary.starts_with("databases: proxy, outbound listener (port 15001) \u{2192} untouched, to its destination: "), "{summary}");
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
