@@ -102,3 +102,24 @@ impl OutageRetry {
         self.pauses.reset();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_outage_begins_with_its_first_failure_and_ends_with_the_first_success() {
+        let mut log = OutageLog::new("cannot list pods", "lists pods again");
+        log.worked();
+        assert_eq!(log.since, None);
+        log.failed(&"refused", &[]);
+        let began = log.since;
+        assert!(began.is_some());
+        log.failed(&"refused", &[]);
+        assert_eq!(log.since, began, "no second line says that it begins");
+        log.worked();
+        assert_eq!(log.since, None);
+        log.failed(&"refused", &[]);
+        assert!(log.since.is_some());
+    }
+}
