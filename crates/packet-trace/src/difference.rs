@@ -38,7 +38,7 @@ impl TrafficDifference {
     ///
     /// let before = Redirect::sidecar(Families::V4).build()?.plan();
     /// let after = Redirect::sidecar(Families::V4).exclude_outbound([PortRange::single(3306)]).build()?.plan();
-    /// assert_eq!(Difference::of_plans(&before, &before), []);
+    /// assert_eq!(TrafficDifference::of_plans(&before, &before), []);
     /// let differences = TrafficDifference::of_plans(&before, &after);
     /// assert!(!differences.is_empty());
     /// assert!(differences.iter().all(|one| one.region.ports() == Some(vec![(3306, 3306)])));
