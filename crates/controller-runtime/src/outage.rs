@@ -116,7 +116,7 @@ mod tests {
         let began = log.since;
         assert!(began.is_some());
         log.failed(&"refused", &[]);
-        assert_eq!(log.since, began, "no second line says that it begins");
+        assert_eq!(log.since, began, "a second failure is the same outage");
         log.worked();
         assert_eq!(log.since, None);
         log.failed(&"refused", &[]);
