@@ -8,7 +8,7 @@ use crate::{
     netlink::{NetlinkError, NftConnection},
     observe::NamespaceState,
     pause::{deadline, pause},
-    routes::{Addresses, RouteSocket, Survey},
+    routes::{Addresses, Links, RouteSocket, Survey},
     surroundings::Surroundings,
 };
 use netfilter_state::{
@@ -128,21 +128,32 @@ impl Live {
     /// # Errors
     /// The namespace cannot be inspected.
     pub fn now(plan: Option<&RulePlan>, options: &ApplyOptions) -> Result<Self, ApplyError> {
-        let live = Self::examined(plan.unwrap_or(&RulePlan::empty()), options)?;
-        Ok(Self { unexamined: Self::unexamined_here()?, ..live })
+        let mut routes = RouteSocket::open(options.most_routing())?;
+        let links = routes.links()?;
+        let live = Self::with(plan.unwrap_or(&RulePlan::empty()), options, &mut routes, &links)?;
+        Ok(Self { unexamined: routes.unexamined(&links)?, ..live })
     }
 
     /// The same without what is not examined.
     pub(crate) fn examined(plan: &RulePlan, options: &ApplyOptions) -> Result<Self, ApplyError> {
         let mut routes = RouteSocket::open(options.most_routing())?;
         let links = routes.links()?;
+        Self::with(plan, options, &mut routes, &links)
+    }
+
+    fn with(
+        plan: &RulePlan,
+        options: &ApplyOptions,
+        routes: &mut RouteSocket,
+        links: &Links,
+    ) -> Result<Self, ApplyError> {
         let most = options.most_read_with(plan);
         let mut ruleset = nf_tables(options, most)?;
         for family in Family::BOTH {
             legacy::add_to(&mut ruleset, family, most)?;
         }
         let assigned = routes.assigned()?;
-        Ok(Self::of(ruleset, routes.survey(&links, &assigned)?))
+        Ok(Self::of(ruleset, routes.survey(links, &assigned)?))
     }
 
     /// The same from what a look has shown (of rules, from the messages of a transaction that has `made` all since), and from what hangs on the
