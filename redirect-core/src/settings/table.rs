@@ -61,7 +61,20 @@ impl SettingKind {
     /// Whether an empty environment variable says "none" rather than nothing.
     #[must_use]
     pub const fn empty_means_none(self) -> bool {
-        matches!(self, Self::Groups | Self::Interfaces | Self::Ports | Self::Ranges)
+        match self {
+            Self::Groups | Self::Interfaces | Self::Ports | Self::Ranges => true,
+            Self::Address
+            | Self::Bool
+            | Self::Choice(_)
+            | Self::Duration
+            | Self::Ids
+            | Self::LoopbackRange
+            | Self::Mark
+            | Self::Name
+            | Self::Path
+            | Self::Port
+            | Self::RouteTable => false,
+        }
     }
 }
 
@@ -156,11 +169,6 @@ macro_rules! settings {
         kind: $kind:expr,
         $($field:ident: $value:expr,)*
     })+
-    ; run $($run_key:ident {
-        meaning: $run_meaning:literal,
-        kind: $run_kind:expr,
-        $($run_field:ident: $run_value:expr,)*
-    })+
     ; ambient {$($ambient_key:ident {
         meaning: $ambient_meaning:literal,
         kind: $ambient_kind:expr,
@@ -171,20 +179,18 @@ macro_rules! settings {
         #[non_exhaustive]
         pub enum Key {
             $(#[doc = $meaning] $key,)+
-            $(#[doc = $run_meaning] $run_key,)+
             $(#[doc = $ambient_meaning] $ambient_key,)+
         }
 
         impl Key {
             /// All of [`Setting::ALL`], in its order.
-            pub const ALL: &'static [Self] = &[$(Self::$key,)+ $(Self::$run_key),+];
+            pub const ALL: &'static [Self] = &[$(Self::$key),+];
 
             /// This setting's row.
             #[must_use]
             pub const fn setting(self) -> &'static Setting {
                 match self {
                     $(Self::$key => &const { Setting { $($field: $value,)* ..Setting::row(Self::$key, $meaning, $kind) } },)+
-                    $(Self::$run_key => &const { Setting { part: Part::Run, $($run_field: $run_value,)* ..Setting::row(Self::$run_key, $run_meaning, $run_kind) } },)+
                     $(Self::$ambient_key => &const { Setting { $($ambient_field: $ambient_value,)* ..Setting::row(Self::$ambient_key, $ambient_meaning, $ambient_kind) } },)+
                 }
             }
@@ -192,7 +198,7 @@ macro_rules! settings {
 
         impl Setting {
             /// Every setting of a sidecar, in the order in which the documentation lists them.
-            pub const ALL: &'static [Self] = &[$(*Key::$key.setting(),)+ $(*Key::$run_key.setting()),+];
+            pub const ALL: &'static [Self] = &[$(*Key::$key.setting()),+];
 
             /// Every setting of ambient mode.
             pub const AMBIENT: &'static [Self] = &[$(*Key::$ambient_key.setting()),+];
@@ -394,18 +400,19 @@ settings! {
         env: &["ISTIO_OUTBOUND_IPV4_LOOPBACK_CIDR"],
         default: "127.0.0.1/32",
     }
-    ; run
     DryRun {
         meaning: "Print the plan on standard output and change nothing.",
         kind: SettingKind::Bool,
         flag: Some("dry-run"),
         short: Some('n'),
         env: &["DRY_RUN"],
+        part: Part::Run,
     }
     DryRunFile {
         meaning: "File to which a dry run also appends the plan.",
         kind: SettingKind::Path,
         env: &["DRY_RUN_FILE_PATH"],
+        part: Part::Run,
     }
     ProbePort {
         meaning: "Port the validation connects to.",
@@ -413,6 +420,7 @@ settings! {
         flag: Some("iptables-probe-port"),
         env: &["IPTABLES_PROBE_PORT"],
         default: "15002",
+        part: Part::Run,
     }
     ProbeTimeout {
         meaning: "How long the validation may take, such as 500ms or 5s.",
@@ -420,6 +428,7 @@ settings! {
         flag: Some("probe-timeout"),
         env: &["PROBE_TIMEOUT"],
         default: "5s",
+        part: Part::Run,
     }
     TerminationLog {
         meaning: "File the validation's verdict is written to as one JSON object; the container's terminationMessagePath. Where empty, none.",
@@ -427,66 +436,77 @@ settings! {
         flag: Some("termination-log"),
         env: &["TERMINATION_LOG"],
         default: "/dev/termination-log",
+        part: Part::Run,
     }
     SkipRuleApply {
         meaning: "Do not program rules; with --run-validation: only validate.",
         kind: SettingKind::Bool,
         flag: Some("skip-rule-apply"),
         env: &["SKIP_RULE_APPLY"],
+        part: Part::Run,
     }
     RunValidation {
         meaning: "Verify redirection with test traffic; exit 126 on failure.",
         kind: SettingKind::Bool,
         flag: Some("run-validation"),
         env: &["RUN_VALIDATION"],
+        part: Part::Run,
     }
     NetworkNamespace {
         meaning: "Network namespace to work in, such as /run/netns/NAME. Where empty, the one the program runs in. Entering another needs CAP_SYS_ADMIN; files such as /etc/resolv.conf stay the program's own.",
         kind: SettingKind::Path,
         flag: Some("network-namespace"),
         env: &["NETWORK_NAMESPACE"],
+        part: Part::Run,
     }
     CniMode {
         meaning: "Work as for the CNI plugin.",
         kind: SettingKind::Bool,
         flag: Some("cni-mode"),
         env: &["CNI_MODE"],
+        part: Part::Run,
     }
     Reconcile {
         meaning: "Replace rules of another configuration.",
         kind: SettingKind::Bool,
         flag: Some("reconcile"),
         env: &["RECONCILE"],
+        part: Part::Run,
     }
     CleanupOnly {
         meaning: "Remove everything an earlier run programmed, whatever its backend and settings.",
         kind: SettingKind::Bool,
         flag: Some("cleanup-only"),
         env: &["CLEANUP_ONLY"],
+        part: Part::Run,
     }
     ForceApply {
         meaning: "Program the rules again even when they are in force.",
         kind: SettingKind::Bool,
         flag: Some("force-apply"),
         env: &["FORCE_APPLY"],
+        part: Part::Run,
     }
     NativeNftables {
         meaning: "Program native nftables tables (inet istio-proxy-*) instead of iptables rules.",
         kind: SettingKind::Bool,
         flag: Some("native-nftables"),
         env: &["NATIVE_NFTABLES"],
+        part: Part::Run,
     }
     NftSets {
         meaning: "With native nftables: gather long lists of ports and ranges in sets, so that a packet's cost does not grow with them.",
         kind: SettingKind::Bool,
         flag: Some("nft-sets"),
         env: &["NFT_SETS"],
+        part: Part::Run,
     }
     ForceIptablesBinary {
         meaning: "The variant of iptables to use: legacy or nft. Where empty, the one the namespace uses already, else nft.",
         kind: SettingKind::Choice(&["legacy", "nft"]),
         flag: Some("force-iptables-binary"),
         env: &["FORCE_IPTABLES_BINARY"],
+        part: Part::Run,
     }
     Backend {
         meaning: "What programs iptables rules: netlink (one transaction, no helper program), restore (iptables-restore and ip6tables-restore), or auto: netlink, unless the kernel has no nf_tables or the namespace uses iptables-legacy.",
@@ -494,6 +514,7 @@ settings! {
         flag: Some("backend"),
         env: &["BACKEND"],
         default: "auto",
+        part: Part::Run,
     }
     ; ambient {
         Ambient {

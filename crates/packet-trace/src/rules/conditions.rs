@@ -132,10 +132,27 @@ impl Test {
         each.map(|(selector, range)| Self::of_ranges(*selector, &[*range], false, family)).collect()
     }
 
-    /// The field of packets that a selector is about, if it asks for nothing else.
+    /// The field of packets that a selector is about, if it names one alone.
     pub(super) fn field_of(selector: Selector, family: Family) -> Option<VariedField> {
-        let Self::In(field, _) = Self::of_ranges(selector, &[], false, family) else { return None };
-        (field != VariedField::State).then_some(field)
+        match selector {
+            Selector::Source(of) if of == family => Some(VariedField::Source),
+            Selector::Destination(of) if of == family => Some(VariedField::Destination),
+            Selector::SourcePort => Some(VariedField::SourcePort),
+            Selector::DestinationPort => Some(VariedField::Port),
+            Selector::Protocol => Some(VariedField::Protocol),
+            Selector::Source(_)
+            | Selector::Destination(_)
+            | Selector::Family
+            | Selector::InInterface
+            | Selector::OutInterface
+            | Selector::User
+            | Selector::Group
+            | Selector::Mark
+            | Selector::ConnMark
+            | Selector::State
+            | Selector::Direction
+            | Selector::TcpFlags => None,
+        }
     }
 
     /// Whether a selector has one of these values.
