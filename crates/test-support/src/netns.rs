@@ -36,10 +36,10 @@ pub const REMOTE_V4: Ipv4Addr = Ipv4Addr::new(198, 51, 100, 1);
 /// An IPv6 address on the client's `lo` in a [`Topology`]: to the pod, some service far away.
 pub const REMOTE_V6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1);
 
-/// Of a pod's `eth0`, and of what it is connected to. The kernel makes link-local addresses of them, `fe80::ff:fe00:2` and `fe80::ff:fe00:1`,
-/// which messages name.
-const POD_MAC: &str = "02:00:00:00:00:02";
-const CLIENT_MAC: &str = "02:00:00:00:00:01";
+/// The hardware address of a pod's `eth0`, of which the kernel makes its link-local address, `fe80::ff:fe00:2`: messages name it.
+pub const POD_MAC: &str = "02:00:00:00:00:02";
+/// The hardware address of what a pod's `eth0` is connected to.
+pub const CLIENT_MAC: &str = "02:00:00:00:00:01";
 
 /// Which addresses a namespace's interfaces get. Without IPv6 the kernel's IPv6 is off in the namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -191,17 +191,22 @@ impl Namespace {
         );
         let lines = addresses.into_iter().map(|address| added(address.as_ref(), "eth0"));
         self.ip_batch(&lines.fold(begin, |lines, line| lines + &line))?;
-        self.wait_for_ipv6()
+        self.settled_with(&["eth0", "pe0"])
     }
 
-    /// Waits for what the kernel does about IPv6 after a link has come up: until then addresses and routes change by themselves.
-    fn wait_for_ipv6(&self) -> Result<()> {
-        process::until("IPv6 to be set up", Duration::from_secs(60), &[], || {
-            let [links, addresses, routes] = self.enter(|| {
-                ["dev", "if_inet6", "ipv6_route"]
+    /// Waits until every IPv6 address has its route: the kernel takes a moment with a new one, and until then routes change by themselves.
+    pub fn settled(&self) -> Result<()> {
+        self.settled_with(&[])
+    }
+
+    /// The same, with the addresses that the kernel gives these links after they have come up.
+    fn settled_with(&self, links: &[&str]) -> Result<()> {
+        process::until("routes to all addresses", SHORT, &[], || {
+            let [addresses, routes] = self.enter(|| {
+                ["if_inet6", "ipv6_route"]
                     .map(|table| fs::read_to_string(format!("/proc/thread-self/net/{table}")))
             })?;
-            Ok(has_settled(&links?, &addresses?, &routes?).then_some(()))
+            Ok(has_settled(links, &addresses?, &routes?).then_some(()))
         })
     }
 
@@ -232,23 +237,22 @@ impl Drop for Namespace {
     }
 }
 
-/// Whether every link of a namespace with IPv6 addresses has one of its own making (`fe80::/10`), and every address is routed.
-fn has_settled(links: &str, addresses: &str, routes: &str) -> bool {
-    /// What proc(5) calls an address's own route (RTF_LOCAL).
-    const LOCAL: u32 = 1 << 31;
+/// Whether these links have addresses of the kernel's making (`fe80::/10`), and all addresses have routes; of a namespace without IPv6 always.
+fn has_settled(links: &[&str], addresses: &str, routes: &str) -> bool {
     let addresses: Vec<Vec<&str>> = addresses.lines().map(|line| line.split_whitespace().collect()).collect();
-    let routed: Vec<&str> = routes
-        .lines()
-        .map(|line| line.split_whitespace().collect::<Vec<_>>())
-        .filter(|words| u32::from_str_radix(words[8], 16).is_ok_and(|flags| flags & LOCAL != 0))
-        .map(|words| words[0])
-        .collect();
     let has_own =
-        |link: &str| addresses.iter().any(|address| address[0].starts_with("fe8") && address[5] == link);
-    let mut links = links.lines().filter_map(|line| line.split_once(':')).map(|(link, _)| link.trim());
-    addresses.is_empty()
-        || links.all(|link| link == "lo" || has_own(link))
-            && addresses.iter().all(|address| routed.contains(&address[0]))
+        |link: &&str| addresses.iter().any(|address| address[0].starts_with("fe8") && address[5] == *link);
+    let has_route = |address: &Vec<&str>| routes.lines().any(|line| is_local_route(line, address[0]));
+    addresses.is_empty() || links.iter().all(has_own) && addresses.iter().all(has_route)
+}
+
+/// Whether a line of `ipv6_route` is the route that delivers packets to this address.
+fn is_local_route(line: &str, address: &str) -> bool {
+    /// `RTF_LOCAL`.
+    const LOCAL: u32 = 1 << 31;
+    let fields: Vec<&str> = line.split_whitespace().collect();
+    let flags = fields.get(8).and_then(|flags| u32::from_str_radix(flags, 16).ok());
+    fields.first() == Some(&address) && flags.is_some_and(|flags| flags & LOCAL != 0)
 }
 
 /// Runs a closure on a thread of its own inside the network namespace of a file, such as `/run/netns/NAME` or `/proc/PID/ns/net`.
@@ -305,7 +309,7 @@ impl Topology {
                 let link = namespace.run(&process::command("ip", ["link", "show", "dev", "eth0"]))?.ok()?;
                 Ok(link.stdout.contains("state UP").then_some(()))
             })?;
-            namespace.wait_for_ipv6()?;
+            namespace.settled_with(&["eth0"])?;
         }
         Ok(())
     }
@@ -335,7 +339,6 @@ fn added(address: &str, interface: &str) -> String {
 mod tests {
     use super::has_settled;
 
-    const LINKS: &str = "Inter-|   Receive\n face |bytes\n    lo: 0 0\n  eth0: 90 1\n";
     const GLOBAL: &str = "fd000000000000000000000000000002 03 40 00 82     eth0\n";
     const OWN: &str = "fe800000000000001830ebfffe6980a0 03 40 20 80     eth0\n";
 
@@ -351,10 +354,11 @@ mod tests {
     #[test]
     fn a_namespace_has_settled_when_each_link_has_its_own_address_and_each_address_its_route() {
         let both = [GLOBAL, OWN].concat();
-        assert!(has_settled(LINKS, &both, &routes(&[GLOBAL, OWN])));
-        assert!(!has_settled(LINKS, GLOBAL, &routes(&[GLOBAL])));
-        assert!(!has_settled(LINKS, &both, &routes(&[GLOBAL])));
+        assert!(has_settled(&["eth0"], &both, &routes(&[GLOBAL, OWN])));
+        assert!(!has_settled(&["eth0"], GLOBAL, &routes(&[GLOBAL])));
+        assert!(!has_settled(&["eth0"], &both, &routes(&[GLOBAL])));
+        assert!(has_settled(&[], GLOBAL, &routes(&[GLOBAL])), "no link is to have one");
         // Without IPv6.
-        assert!(has_settled(LINKS, "", ""));
+        assert!(has_settled(&["eth0"], "", ""));
     }
 }

@@ -25,7 +25,7 @@ use nix::sys::socket::{
 use packet_trace::{Fate, Packet, Sender, Trace, TraceEvent};
 use redirect_core::{Family, rule::Protocol};
 use test_support::netns::{Families, Namespace, Topology, client_address, pod_address, remote_address};
-use test_support::process::{self, Patience};
+use test_support::process::Patience;
 
 use super::mesh::{APP, any, fix_neighbours, loopback, other_address};
 use super::packets::{Arrived, STRANGER, SourcePorts, open};
@@ -97,8 +97,8 @@ impl Ground {
             let set = || fs::write("/proc/sys/net/ipv4/tcp_fastopen", FAST_OPEN.to_string());
             namespace.enter(set)?.context("cannot switch on TCP Fast Open")?;
         }
-        settled(pod)?;
-        settled(client)?;
+        pod.settled()?;
+        client.settled()?;
         let arrivals = Arrivals::default();
         let ears = [Ear::new(pod, &of_pod(), &arrivals)?, Ear::new(client, &of_client(), &arrivals)?];
         Ok(Self { topology, arrivals, _ears: ears, ports: SourcePorts::default() })
@@ -111,7 +111,7 @@ impl Ground {
 
     /// Waits until the kernel has routes to all addresses of the pod.
     pub fn settled(&self) -> Result<()> {
-        settled(self.pod())
+        self.pod().settled()
     }
 
     /// Sends packets, one right after the other, each from a port of its own.
@@ -208,31 +208,6 @@ impl SentPacket {
             getpeername::<SockaddrStorage>(self.fd.as_raw_fd()).is_ok()
         }
     }
-}
-
-/// Waits until all addresses have their routes: the kernel takes a moment with a new IPv6 address.
-///
-/// # Errors
-/// It takes too long.
-pub fn settled(namespace: &Namespace) -> Result<()> {
-    let read = |file: &str| fs::read_to_string(format!("/proc/thread-self/net/{file}"));
-    process::until("routes to all addresses", process::SHORT, &[], || {
-        let (addresses, routes) = namespace.enter(|| (read("if_inet6"), read("ipv6_route")))?;
-        let (addresses, routes) = (addresses?, routes?);
-        // No test sends to those of the link, for which the kernel takes seconds.
-        let addresses = addresses.lines().filter_map(|line| line.split_whitespace().next());
-        let mut addresses = addresses.filter(|address| !address.starts_with("fe80"));
-        let has_route = |address: &str| routes.lines().any(|line| is_local_route(line, address));
-        Ok(addresses.all(has_route).then_some(()))
-    })
-}
-
-/// Whether a line of `ipv6_route` is the route that delivers packets to this address.
-fn is_local_route(line: &str, address: &str) -> bool {
-    const LOCAL: u32 = 0x8000_0000;
-    let fields: Vec<&str> = line.split_whitespace().collect();
-    let flags = fields.get(8).and_then(|flags| u32::from_str_radix(flags, 16).ok());
-    fields.first() == Some(&address) && flags.is_some_and(|flags| flags & LOCAL != 0)
 }
 
 /// Also where a route of other programs is missing by which the kernel would know the address for its own.

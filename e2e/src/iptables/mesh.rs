@@ -4,7 +4,9 @@ use std::net::{IpAddr, SocketAddr};
 
 use crate::traffic::{Client, Outcome, PROXY_ID, Report, TcpServer, UdpServer, as_user};
 use anyhow::Result;
-use test_support::netns::{Families, Namespace, Topology, client_address, pod_address, remote_address};
+use test_support::netns::{
+    CLIENT_MAC, Families, Namespace, POD_MAC, Topology, client_address, pod_address, remote_address,
+};
 
 /// The application's ports. Only the rules treat them differently.
 pub const APP: [u16; 3] = [8080, 8081, 15008];
@@ -86,19 +88,18 @@ fn proxy_dns(pod: &Namespace, v6: bool) -> Result<UdpServer> {
 
 /// Gives both ends of the link addresses that the other end knows: rules of other programs may drop what asks for them.
 pub fn fix_neighbours(topology: &Topology) -> Result<()> {
-    let fix = |at: &Namespace, own: u8, other: u8, address: fn(bool) -> IpAddr| {
+    let fix = |at: &Namespace, own: u8, (other, hardware): (u8, &str), address: fn(bool) -> IpAddr| {
         at.ip_batch(&format!(
-            "link set eth0 address 02:00:00:00:00:0{own}\n\
-             addr add fe80::{own}/64 dev eth0 nodad\n\
-             neigh replace fe80::{other} lladdr 02:00:00:00:00:0{other} dev eth0 nud permanent\n\
-             neigh replace {} lladdr 02:00:00:00:00:0{other} dev eth0 nud permanent\n\
-             neigh replace {} lladdr 02:00:00:00:00:0{other} dev eth0 nud permanent\n",
+            "addr add fe80::{own}/64 dev eth0 nodad\n\
+             neigh replace fe80::{other} lladdr {hardware} dev eth0 nud permanent\n\
+             neigh replace {} lladdr {hardware} dev eth0 nud permanent\n\
+             neigh replace {} lladdr {hardware} dev eth0 nud permanent\n",
             address(false),
             address(true)
         ))
     };
-    fix(&topology.pod, 2, 1, client_address)?;
-    fix(&topology.client, 1, 2, pod_address)
+    fix(&topology.pod, 2, (1, CLIENT_MAC), client_address)?;
+    fix(&topology.client, 1, (2, POD_MAC), pod_address)
 }
 
 /// The unspecified address of a family.

@@ -4,7 +4,6 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use e2e::iptables::arrivals::settled;
 use e2e::iptables::{
     self,
     told::{assert_unchanged, changes, errors},
@@ -132,9 +131,6 @@ fn routes_and_rules_of_odd_kinds_fail_no_run() -> Result<()> {
 /// `istio-iptables` of TPROXY in a namespace of its own, perhaps with one fault.
 fn traced(fault: Option<&str>) -> Result<(Output, Strace, Namespace)> {
     let namespace = Namespace::pod(Families::Dual)?;
-    // Every run asks the same: an address of the link that may be used only a second later is listed again.
-    settled(&namespace)?;
-    namespace.sh("ip -6 addr flush dev eth0 scope link; ip -6 addr flush dev pe0 scope link")?;
     let mut strace = Strace::noting("%net")?;
     if let Some(fault) = fault {
         strace = strace.tampering(fault);
