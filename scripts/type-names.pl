@@ -4,9 +4,6 @@
 use strict;
 use warnings;
 
-# Names that mean the same wherever they occur, each with the reason.
-my %same_everywhere = ();
-
 my %places;
 for my $file (split /\n/, `git ls-files '*.rs'`) {
     next if $file =~ m{(^|/)(tests?|benches|fuzz|e2e|examples)/} || $file =~ m{tests?\.rs$};
@@ -16,7 +13,6 @@ for my $file (split /\n/, `git ls-files '*.rs'`) {
         $places{$1}{$file} = "$file:$." if /^pub(?:\([^)]+\))? (?:struct|enum|trait|union|type) (\w+)/;
     }
 }
-delete @places{keys %same_everywhere};
 my @twice = sort grep { keys %{$places{$_}} > 1 } keys %places;
 print STDERR "type-names.pl: rename $_ in all but one of: @{[sort values %{$places{$_}}]}\n" for @twice;
 exit(@twice ? 1 : 0);

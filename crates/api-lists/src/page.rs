@@ -124,9 +124,10 @@ impl<'de, K: Keep> Visitor<'de> for ObjectSeed<'_, K> {
         let mut fields = Map::new();
         while let Some(key) = map.next_key::<String>()? {
             let is_metadata = key == "metadata";
-            let value = match is_metadata {
-                true => Value::Object(map.next_value::<Metadata>()?.kept),
-                false => map.next_value()?,
+            let value = if is_metadata {
+                Value::Object(map.next_value::<Metadata>()?.kept)
+            } else {
+                map.next_value()?
             };
             if is_metadata && let Some(kept) = self.0.by_metadata(&value) {
                 while map.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {}

@@ -395,17 +395,17 @@ impl From<&Rule> for KernelRule {
 /// In the words of iptables where it has any.
 impl fmt::Display for KernelRule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (mut plain, mut words) = (Vec::new(), Vec::new());
+        let (mut plain, mut others) = (Vec::new(), Vec::new());
         for condition in &self.conditions {
             if let Condition::Plain(condition) = condition {
                 plain.push(condition.clone());
             } else {
-                words.push(condition.to_string());
+                others.push(condition.to_string());
             }
         }
         let text = Some(plain_text(plain)).filter(|text| !text.is_empty());
-        words.splice(0..0, text);
-        words.extend(self.statements.iter().map(ToString::to_string));
+        let does = self.statements.iter().map(ToString::to_string);
+        let words: Vec<String> = text.into_iter().chain(others).chain(does).collect();
         if words.is_empty() {
             f.write_str("no condition, no statement")
         } else {
