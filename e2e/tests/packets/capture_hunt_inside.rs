@@ -157,7 +157,7 @@ impl Pod {
         let (sets, rules) = (WATCHED.map(set).concat(), WATCHED.map(rule).concat());
         self.topology.pod.sh(&format!(
             "nft 'table inet watch {{
-                set origins {{ type inet_service . inet_service . inet_service; flags dynamic; size 65535; }}
+                set origins {{ type inet_service . inet_service . inet_service . inet_service; flags dynamic; size 65535; }}
                 {sets}
                 chain out {{
                     type filter hook postrouting priority 500
@@ -165,7 +165,7 @@ impl Pod {
                     meta l4proto != tcp return
                     meta skuid {PROXY_ID} return
                     {rules}
-                    add @origins {{ tcp sport . ct original proto-src . ct original proto-dst }}
+                    add @origins {{ tcp sport . tcp dport . ct original proto-src . ct original proto-dst }}
                 }}
             }}'"
         ))?;
@@ -180,19 +180,11 @@ impl Pod {
 
     /// The ways that were taken since the watch began.
     fn ways(&self, v6: bool) -> Result<BTreeMap<Direction, usize>> {
-        // nat may give a connection another port, where its own is taken.
         let origins = noted(&self.topology.pod, "origins")?;
-        let at_first = |port: u64| {
-            origins
-                .iter()
-                .filter(|ports| ports[0] == port)
-                .flat_map(|ports| ports.iter().filter_map(Origin::of_value))
-                .next()
-        };
         let mut ways = BTreeMap::new();
         for (set, _, flags) in WATCHED.iter().filter(|(_, is_v6, _)| *is_v6 == v6) {
             for tuple in noted(&self.topology.pod, set)? {
-                let place = Origin::of_value(&tuple[1]).or_else(|| at_first(tuple[1].as_u64()?));
+                let place = origin(&tuple[1], &tuple[3], &origins);
                 let place = place.with_context(|| format!("from a port of nobody: {tuple:?}"))?;
                 let way = if *flags == "syn" { Direction::Out(place) } else { Direction::Back(place) };
                 *ways.entry(way).or_default() += 1;
@@ -200,6 +192,17 @@ impl Pod {
         }
         Ok(ways)
     }
+}
+
+/// Whose port a connection was opened from that left the pod between these ports. nat gives a connection any other port where its own is taken, one of
+/// those above too; connection tracking knows the first.
+fn origin(own: &Value, peer: &Value, origins: &[Vec<Value>]) -> Option<Origin> {
+    let tracked = origins.iter().filter(|ports| ports[0] == *own && ports[1] == *peer);
+    let at_first: Vec<&Value> = tracked.flat_map(|ports| &ports[2..]).collect();
+    if at_first.is_empty() || at_first.contains(&own) {
+        return Origin::of_value(own);
+    }
+    at_first.into_iter().find_map(Origin::of_value)
 }
 
 /// Sets of the watch: name, family, flags of what is noted there.
@@ -350,6 +353,18 @@ fn agree(by_app: &Tally, callers: &[SocketAddr], ways: &BTreeMap<Direction, usiz
         ensure!(is_seen, "{own} accepted {peer}, unseen: {ways:?}");
     }
     Ok(())
+}
+
+/// nat moved the shared port's connection to a port that the application calls over lo from.
+#[test]
+fn a_connection_that_nat_moved_counts_for_the_port_it_was_opened_from() {
+    let noted = |ports: [u16; 4]| ports.map(Value::from).to_vec();
+    let moved = [noted([21_001, 80, 22_001, 80]), noted([21_001, 443, 443, 21_001])];
+    let of = |own: u16, peer: u16| origin(&own.into(), &peer.into(), &moved);
+    assert_eq!(of(21_001, 80), Some(Origin::Shared));
+    assert_eq!(of(21_001, 443), Some(Origin::OverLoopback), "called back from the port it calls from");
+    assert_eq!(of(23_001, 80), Some(Origin::Own), "connection tracking knows nothing of it");
+    assert_eq!(of(40_000, 80), None);
 }
 
 /// With strict capture nobody gets out; without, by the known ways only, and those are found.
