@@ -4,7 +4,7 @@
 
 #![no_main]
 
-use controller_runtime::{
+use agent_runtime::{
     serve::{Acceptor, Handler, connections, handler},
     supervisor::Supervisor,
 };

@@ -2,7 +2,7 @@
 
 #![no_main]
 
-use controller_runtime::metrics::exposition::ScrapeFormat;
+use agent_runtime::metrics::exposition::ScrapeFormat;
 use install_cni::{
     install::{disk::Real, drop_in_reader::DropInReader, seen_calls::SeenCalls},
     metrics::Metrics,

@@ -3,8 +3,8 @@
 
 use std::fmt;
 
-use explain::Printable;
-use explain::text_writer::{TextLayout, TextStyle, TextWriter};
+use presentation::Printable;
+use presentation::text_writer::{TextLayout, TextStyle, TextWriter};
 use reasons::{CONDITION, TAINT_KEYS};
 use serde_json::{Value, json};
 

@@ -7,9 +7,9 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use cni_core::pod_name::PodName;
-use explain::Printable;
-use explain::node_scan::ReportedFinding;
-use explain::text_writer::TextWriter;
+use presentation::Printable;
+use presentation::node_scan::ReportedFinding;
+use presentation::text_writer::TextWriter;
 use serde_json::{Value, json};
 
 use crate::agents::{Agent, Fleet, Reachability};

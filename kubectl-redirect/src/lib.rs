@@ -22,8 +22,8 @@ pub mod watch;
 
 use std::process::ExitCode;
 
-use explain::Printable;
-pub use explain::{FAILED, FINE, FOUND};
+use presentation::Printable;
+pub use presentation::{FAILED, FINE, FOUND};
 
 use crate::args::{Job, RequestedCommand};
 use crate::cluster::{KubeApi, KubectlFlags};

@@ -3,10 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use explain::Printable;
-use explain::node_scan::{NodeScan, ReportedFinding};
 use futures_util::stream::{self, StreamExt as _};
 use kube::api::ListParams;
+use presentation::Printable;
+use presentation::node_scan::{NodeScan, ReportedFinding};
 
 use crate::agents::{Agent, Fleet, Reachability};
 use crate::cluster::{EVENTS, KubeApi, NODES, PODS};

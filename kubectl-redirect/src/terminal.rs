@@ -2,8 +2,8 @@
 
 use std::io::{self, ErrorKind, IsTerminal as _, Write as _};
 
-use explain::Printable;
-use explain::text_writer::{ColorChoice, TextLayout};
+use presentation::Printable;
+use presentation::text_writer::{ColorChoice, TextLayout};
 
 use crate::CommandFailure;
 

@@ -8,9 +8,9 @@ use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::io::{self, IsTerminal as _};
 use std::time::Duration;
 
-use explain::Printable;
-use explain::text_writer::{LONGEST_SEEN, TextLayout, TextStyle, TextWriter, short};
 use k8s_openapi::api::core::v1::ContainerStatus;
+use presentation::Printable;
+use presentation::text_writer::{LONGEST_SEEN, TextLayout, TextStyle, TextWriter, short};
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
 

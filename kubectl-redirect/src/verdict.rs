@@ -4,9 +4,9 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
 use cni_core::enrolment_report::headline;
-use explain::node_scan::{NodeScan, ReportedFinding, ScannedPod};
-use explain::text_writer::{LONGEST_SEEN, TextLayout, TextStyle, TextWriter, short};
-use explain::{Printable, Severity};
+use presentation::node_scan::{NodeScan, ReportedFinding, ScannedPod};
+use presentation::text_writer::{LONGEST_SEEN, TextLayout, TextStyle, TextWriter, short};
+use presentation::{Printable, Severity};
 use reasons::PodState;
 use serde_json::{Value, json};
 

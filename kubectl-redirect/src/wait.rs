@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use explain::Printable;
+use presentation::Printable;
 use tokio::time::{Instant, sleep};
 
 use crate::terminal::{note, print};

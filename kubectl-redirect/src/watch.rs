@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, SystemTime};
 
-use explain::node_scan::{NodeScan, ReportedFinding};
-use explain::{Printable, Severity};
+use presentation::node_scan::{NodeScan, ReportedFinding};
+use presentation::{Printable, Severity};
 use reasons::PodState;
 use serde_json::{Value, json};
 use tokio::time::sleep;

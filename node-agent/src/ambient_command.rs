@@ -4,8 +4,8 @@
 use std::ffi::OsString;
 use std::process::ExitCode;
 
+use agent_runtime::SCOPE;
 use clap::Command;
-use controller_runtime::SCOPE;
 use netns_apply::netns::Netns;
 use netns_apply::{ApplyOptions, ApplyOutcome};
 use pod_netns::{FOREIGN, HostNamespace, Outside, hosts, remember_hosts, suitable};

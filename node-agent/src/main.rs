@@ -5,8 +5,8 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
+use agent_runtime::SCOPE;
 use anyhow::anyhow;
-use controller_runtime::SCOPE;
 use install_cni::agent;
 use install_cni::ambient_command;
 use install_cni::cluster;

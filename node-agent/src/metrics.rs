@@ -3,12 +3,10 @@
 use std::fmt;
 use std::sync::Arc;
 
+use agent_runtime::metrics::{ChangeLabels, ResultLabel, WatchLabel, Word, process, start_at_zero, watches};
+use agent_runtime::node::RequestedTaint;
+use agent_runtime::{labels, metrics};
 use cni_core::logs::PodSource;
-use controller_runtime::metrics::{
-    ChangeLabels, ResultLabel, WatchLabel, Word, process, start_at_zero, watches,
-};
-use controller_runtime::node::RequestedTaint;
-use controller_runtime::{labels, metrics};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
@@ -200,7 +198,7 @@ impl Metrics {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use controller_runtime::metrics::exposition::ScrapeFormat;
+    use agent_runtime::metrics::exposition::ScrapeFormat;
 
     #[test]
     fn every_metric_is_scraped_with_its_help_and_kind() {

@@ -3,8 +3,8 @@
 use std::convert::Infallible;
 use std::sync::Arc;
 
-use controller_runtime::metrics::WatchLabel;
-use controller_runtime::resync::{self, Collection, Freshness, Replica, Selection};
+use agent_runtime::metrics::WatchLabel;
+use agent_runtime::resync::{self, Collection, Freshness, Replica, Selection};
 use serde_json::Value;
 
 use crate::ambient::inventory::{Inventory, condensed};

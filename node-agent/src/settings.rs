@@ -14,18 +14,18 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use agent_runtime::serve::Address;
 use cluster_client::server_url;
 use cni_core::sandboxed::{SandboxedPods, SandboxedRuntimes};
 use cni_core::selection::PROCESS_WIDE;
-use controller_runtime::serve::Address;
 use redirect_core::accepted::{AcceptedBy, AcceptedRules};
 use serde_json::Value;
 
 use crate::conflist::{EntryContent, EntryError, PluginEntry, Template};
 
+pub use agent_runtime::cluster::ControllerIdentity;
 pub use ambient::{AmbientDefaults, AmbientSettings};
 pub use cluster_client::Trust;
-pub use controller_runtime::cluster::ControllerIdentity;
 pub use raw::{AgentCommand, SettingProblem, command_line};
 use raw::{LOCALHOST, Raw};
 pub use repair::{BrokenPodFilter, RepairAction, RepairSettings};

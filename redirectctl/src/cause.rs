@@ -1,6 +1,6 @@
 //! What can be wrong: a closed set of causes, each with its weight, what it means and what to do.
 
-pub use explain::Severity;
+pub use presentation::Severity;
 use reasons::{AgentReason, ReasonDoc};
 
 /// Something wrong, or worth knowing, about a pod: what, and where it shows.

@@ -15,8 +15,8 @@ use std::process::ExitCode;
 
 use clap::Command;
 use clap_complete::Shell;
-use explain::Printable;
 use logging::DEFAULT_SCOPE;
+use presentation::Printable;
 use settings_cli::{LineRequest, Program};
 
 pub use given::Given;
@@ -170,7 +170,7 @@ impl Definition {
             about: self.about,
             version: env!("CARGO_PKG_VERSION"),
             pages: self.pages,
-            statuses: explain::flags::STATUSES,
+            statuses: presentation::flags::STATUSES,
         }
     }
 }

@@ -18,7 +18,7 @@ use redirect_core::settings::{Key, Notice, RawSettings, Source};
 use redirect_core::values::{PortRange, is_routable};
 use redirect_core::{DnsCapture, Families, Family, InboundPorts, InterceptionMode, Redirect, RulePlan};
 
-pub use explain::decision::PodDecision;
+pub use presentation::decision::PodDecision;
 
 use crate::cause::{self, Cause, PodFinding};
 use crate::inspect::{Inspection, NATIVE};

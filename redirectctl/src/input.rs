@@ -5,7 +5,7 @@ use std::path::Path;
 
 use cluster_client::files;
 use cni_core::pod_source::PodName;
-use explain::manifest;
+use presentation::manifest;
 use serde_json::Value;
 
 use crate::cluster::ClusterObjects;

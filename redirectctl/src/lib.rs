@@ -32,7 +32,7 @@ pub mod validation;
 pub mod watch;
 pub mod why;
 
-pub use explain::{FAILED, FINE, FOUND, packet, picture, plan, printable, text_writer, traffic};
+pub use presentation::{FAILED, FINE, FOUND, packet, picture, plan, printable, text_writer, traffic};
 
 use std::ffi::OsString;
 use std::process::ExitCode;

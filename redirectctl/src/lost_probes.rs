@@ -5,10 +5,10 @@ use std::fs;
 use std::net::IpAddr;
 use std::path::Path;
 
-use explain::decision::PodDecision;
 use netns_apply::connections::unanswered_probes;
 use netns_apply::netns::Netns;
 use pod_netns::namespace_of;
+use presentation::decision::PodDecision;
 use redirect_core::Family;
 use redirect_core::ambient::ProbeSources;
 

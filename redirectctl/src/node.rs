@@ -14,7 +14,7 @@ use cni_core::pod_source::PodName;
 use cni_core::sandboxed::SandboxedRuntimes;
 use cni_core::selection::{Programming, base_settings};
 use cni_core::wire::CniCommand;
-use explain::SOMEWHERE;
+use presentation::SOMEWHERE;
 use redirect_core::accepted::AcceptedRules;
 use redirect_core::ambient::ProbeSources;
 use redirect_core::plan::DataPlane;

@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
-use explain::manifest;
+use presentation::manifest;
 use serde_json::Value;
 
 use crate::cluster::ClusterObjects;

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use cni_core::enablement::REDIRECTION_ANNOTATION;
 use cni_core::pod_source::PodName;
-use explain::manifest;
+use presentation::manifest;
 use reasons::AGENT_LABEL;
 use redirect_core::pod::PodFacts;
 use redirect_core::pod_json::PodJsonErrors;

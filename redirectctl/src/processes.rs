@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-use explain::decision::PodDecision;
 use pod_netns::{LookupError, MountedNetns, NamespaceIndex, PodProcess, ProcessIndex, processes_of_pods};
+use presentation::decision::PodDecision;
 use redirect_core::Redirect;
 
 use crate::cause::{self, Cause, PodFinding};

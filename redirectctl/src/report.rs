@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use explain::node_scan::ReportedFinding;
+use presentation::node_scan::ReportedFinding;
 use reasons::{PodState, linked};
 use redirect_core::plan::DataPlane;
 use redirect_core::pod::Decision;
@@ -17,7 +17,7 @@ use crate::printable::Printable;
 use crate::text_writer::{TextLayout, TextStyle, TextWriter, short};
 use crate::{FINE, FOUND};
 
-pub use explain::VERSION;
+pub use presentation::VERSION;
 
 /// The default ports of a proxy, shown without a plan.
 const USUAL_PORTS: [u16; 3] = [15001, 15006, 15053];

@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
 use cni_core::enrolment_report::headline;
-use explain::node_scan::{NodeScan, ScannedPod};
 use pod_netns::{MountedNetns, NamespaceIndex, SurveyError};
+use presentation::node_scan::{NodeScan, ScannedPod};
 use reasons::PodState;
 use redirect_core::plan::DataPlane;
 use serde_json::{Value, json};

@@ -3,14 +3,14 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use agent_runtime::cluster::{ApiHandle, Cluster};
+use agent_runtime::daemon_set::{self, is_deleted};
+use agent_runtime::node::{NODES, Node, NodeMarking, RequestedTaint};
+use agent_runtime::resync::{Freshness, Keep, ListLimits, ListSource, Selection};
+use agent_runtime::{ChangeError, SCOPE};
 use anyhow::bail;
 use cluster_client::Request;
 use cluster_client::params::{Patch, PatchParams};
-use controller_runtime::cluster::{ApiHandle, Cluster};
-use controller_runtime::daemon_set::{self, is_deleted};
-use controller_runtime::node::{NODES, Node, NodeMarking, RequestedTaint};
-use controller_runtime::resync::{Freshness, Keep, ListLimits, ListSource, Selection};
-use controller_runtime::{ChangeError, SCOPE};
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
 

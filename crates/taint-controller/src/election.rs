@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use controller_runtime::BootTime;
+use agent_runtime::BootTime;
 use serde_json::{Value, json};
 
 /// How long the other replicas trust a silent leader.

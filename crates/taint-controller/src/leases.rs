@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
+use agent_runtime::BootTime;
+use agent_runtime::cluster::Cluster;
 use cluster_client::params::{GetParams, PostParams};
 use cluster_client::{ApiError, Request};
-use controller_runtime::BootTime;
-use controller_runtime::cluster::Cluster;
 use k8s_openapi::jiff::{Timestamp, Unit};
 use serde_json::Value;
 

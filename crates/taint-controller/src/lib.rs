@@ -17,16 +17,16 @@ pub mod requirement;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use agent_runtime::cluster::{ApiHandle, ControllerIdentity};
+use agent_runtime::node::NodeMarking;
+use agent_runtime::outage::{FIRST_RETRY, LONGEST_RETRY, OutageLog};
+use agent_runtime::serve::{self, Address, HttpResponse, handler, text};
+use agent_runtime::supervisor::{OwnedTask, Supervisor};
+use agent_runtime::{BootTime, SCOPE};
 use anyhow::{Context as _, bail};
 use cluster_client::params::GetParams;
 use cluster_client::{Account, Backoff, Request};
 use cni_core::selector::LabelSelector;
-use controller_runtime::cluster::{ApiHandle, ControllerIdentity};
-use controller_runtime::node::NodeMarking;
-use controller_runtime::outage::{FIRST_RETRY, LONGEST_RETRY, OutageLog};
-use controller_runtime::serve::{self, Address, HttpResponse, handler, text};
-use controller_runtime::supervisor::{OwnedTask, Supervisor};
-use controller_runtime::{BootTime, SCOPE};
 use hyper::body::Incoming;
 use hyper::{Method, StatusCode};
 use prometheus_client::registry::Registry;
@@ -269,8 +269,8 @@ async fn report(known: Arc<(Supervisor, Responses)>, request: hyper::Request<Inc
 #[cfg(test)]
 mod tests {
     use super::*;
+    use agent_runtime::node::{Taint, TaintEffect};
     use cluster_client::Trust;
-    use controller_runtime::node::{Taint, TaintEffect};
     use std::collections::BTreeSet;
     use std::net::Ipv4Addr;
 

@@ -1,7 +1,7 @@
 //! The metrics of the taint controller.
 
-use controller_runtime::metrics::{ChangeLabels, ResultLabel, WatchLabel, process, start_at_zero, watches};
-use controller_runtime::node::RequestedTaint;
+use agent_runtime::metrics::{ChangeLabels, ResultLabel, WatchLabel, process, start_at_zero, watches};
+use agent_runtime::node::RequestedTaint;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
@@ -12,7 +12,7 @@ use reasons::AgentReason::{Changed, Conflict, Done, Failed, Gone, Refused, Rejec
 /// Upper bounds of the histogram, in seconds.
 const BUCKETS: [f64; 9] = [0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0];
 
-controller_runtime::metrics! {
+agent_runtime::metrics! {
     /// What the controller counts.
     ControllerMetrics {
         leader: Gauge => "istio_cni_taint_controller_leader", "1 while this replica leads, else 0";
@@ -49,7 +49,7 @@ impl ControllerMetrics {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use controller_runtime::metrics::exposition::ScrapeFormat;
+    use agent_runtime::metrics::exposition::ScrapeFormat;
 
     #[test]
     fn every_metric_is_scraped_with_its_help_and_kind() {

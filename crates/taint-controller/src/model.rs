@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Instant;
 
-use controller_runtime::node::{Node, NodeMarking};
+use agent_runtime::node::{Node, NodeMarking};
 use serde_json::Value;
 
 /// What is watched.

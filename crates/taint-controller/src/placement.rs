@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
+use agent_runtime::daemon_set::wants;
 use cluster_client::ApiError;
-use controller_runtime::daemon_set::wants;
 use k8s_openapi::api::apps::v1::DaemonSet;
 
 use crate::model::AgentPlacement;

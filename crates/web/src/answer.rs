@@ -2,13 +2,13 @@
 
 use std::net::IpAddr;
 
-use explain::packet::{Said, packet};
-use explain::picture::of_trace;
-use explain::plan::PlanLanguage;
-use explain::text_writer::TextLayout;
-use explain::traffic::{PlanComparison, report};
-use explain::{Printable, addresses};
 use packet_trace::{Detail, TraceEvent};
+use presentation::packet::{Said, packet};
+use presentation::picture::of_trace;
+use presentation::plan::PlanLanguage;
+use presentation::text_writer::TextLayout;
+use presentation::traffic::{PlanComparison, report};
+use presentation::{Printable, addresses};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 

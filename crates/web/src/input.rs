@@ -3,11 +3,11 @@
 use std::net::IpAddr;
 
 use cni_core::pod_name::PodName;
-use explain::decision::{PodDecision, left_alone};
-use explain::plan::{PlanLanguage, written};
-use explain::text_writer::TextLayout;
-use explain::traffic::Programmed;
-use explain::{NO_ADDRESS, SOMEWHERE, flags, manifest};
+use presentation::decision::{PodDecision, left_alone};
+use presentation::plan::{PlanLanguage, written};
+use presentation::text_writer::TextLayout;
+use presentation::traffic::Programmed;
+use presentation::{NO_ADDRESS, SOMEWHERE, flags, manifest};
 use redirect_core::options::BackendChoice;
 use redirect_core::options::NativeForm;
 use redirect_core::pod::SkipReason;

@@ -1,7 +1,7 @@
 //! The program behind the web page: a question in, an answer out, both JSON.
 //!
 //! It is `redirectctl`'s plan, diff and trace without a machine: the pasted text is read, planned and traced by the same
-//! functions ([`explain`]), so page and program say the same. A test compares them. The page is in `static/`; it puts what is
+//! functions ([`presentation`]), so page and program say the same. A test compares them. The page is in `static/`; it puts what is
 //! answered on the screen and concludes nothing.
 
 mod answer;

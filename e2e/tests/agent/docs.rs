@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use controller_runtime::metrics::{Described, process};
+use agent_runtime::metrics::{Described, process};
 use install_cni::install::reload::RELOADED;
 use install_cni::metrics::Metrics;
 use install_cni::pods::repair::action::possible_reasons;

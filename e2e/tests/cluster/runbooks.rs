@@ -5,8 +5,8 @@ use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use agent_runtime::metrics::exposition::ScrapeFormat;
 use anyhow::{Context, Result, ensure};
-use controller_runtime::metrics::exposition::ScrapeFormat;
 use e2e::agent::{CALICO, Node, exchange};
 use e2e::broken;
 use e2e::http::StandIn;

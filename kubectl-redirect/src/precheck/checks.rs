@@ -173,7 +173,7 @@ mod tests {
             all.iter().all(|check| check.outcome == CheckOutcome::Ok && check.remedy.is_none()),
             "{all:#?}"
         );
-        let text = super::super::text(&all, explain::text_writer::TextLayout::default());
+        let text = super::super::text(&all, presentation::text_writer::TextLayout::default());
         assert!(text.ends_with("\nthe agent can be installed: 0 failed, 0 warnings, 16 ok\n"), "{text}");
     }
 

@@ -5,8 +5,8 @@ mod facts;
 mod nodes;
 mod workloads;
 
-use explain::Printable;
-use explain::text_writer::{TextLayout, TextStyle, TextWriter};
+use presentation::Printable;
+use presentation::text_writer::{TextLayout, TextStyle, TextWriter};
 use reasons::linked;
 use serde_json::{Value, json};
 

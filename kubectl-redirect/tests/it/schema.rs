@@ -1,9 +1,9 @@
 //! Everything that is written as JSON follows the schema, and what agents write is read as their schema has it.
 
-use explain::node_scan::NodeScan;
 use kubectl_redirect::precheck::{self, ClusterFacts, NamedCheck, PodCounts, checks};
 use kubectl_redirect::verdict::{Audience as _, ClusterVerdict, PodFilter, Unasked};
 use kubectl_redirect::{CommandFailure, agents::Agent, agents::Reachability};
+use presentation::node_scan::NodeScan;
 use serde_json::{Value, json};
 
 fn errors(schema: &str, document: &Value) -> Vec<String> {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use controller_runtime::supervisor::{OwnedTask, Supervisor};
+use agent_runtime::supervisor::{OwnedTask, Supervisor};
 use tokio::sync::watch;
 
 use super::{renewer, served, start_lookup, start_work};

@@ -10,11 +10,11 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use agent_runtime::metrics::WatchLabel;
+use agent_runtime::supervisor::Supervisor;
+use agent_runtime::{SCOPE, or_never};
 use anyhow::anyhow;
 use cni_core::plugin_event::SOCKET_NAME;
-use controller_runtime::metrics::WatchLabel;
-use controller_runtime::supervisor::Supervisor;
-use controller_runtime::{SCOPE, or_never};
 use reasons::{AgentReason, EventReason, ObstacleKind};
 use tokio::sync::watch::{self, Receiver};
 use tokio::task::AbortHandle;

@@ -1,6 +1,6 @@
 //! Settings that have changed are put into force, or refused.
 
-use controller_runtime::SCOPE;
+use agent_runtime::SCOPE;
 use reasons::{AgentReason, EventReason};
 
 use super::Agent;

@@ -3,7 +3,7 @@
 use std::io;
 use std::time::Duration;
 
-use controller_runtime::SCOPE;
+use agent_runtime::SCOPE;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::cluster::own::{self, OwnDaemonSet, WasReadable};

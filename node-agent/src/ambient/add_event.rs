@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use agent_runtime::SCOPE;
 use cni_core::plugin_event::{AddEvent, PodRequest};
-use controller_runtime::SCOPE;
 use hyper::StatusCode;
 use serde_json::{Map, Value};
 use tokio::sync::{mpsc, oneshot};

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::sync::{Arc, Mutex};
 
+use agent_runtime::{ChangeError, lock};
 use cni_core::pod_source::PodName;
-use controller_runtime::{ChangeError, lock};
 use reasons::AgentReason;
 use tokio::sync::{Notify, mpsc};
 

@@ -12,12 +12,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use agent_runtime::metrics::{gauged, start_at_zero};
+use agent_runtime::resync;
+use agent_runtime::supervisor::{Supervisor, Unneeded};
+use agent_runtime::{SCOPE, or_never};
 use cni_core::pod_source::PodName;
 use cni_core::selection::Programming;
-use controller_runtime::metrics::{gauged, start_at_zero};
-use controller_runtime::resync;
-use controller_runtime::supervisor::{Supervisor, Unneeded};
-use controller_runtime::{SCOPE, or_never};
 use netns_apply::netns::Netns;
 use pod_netns::namespace_of;
 use reasons::{AgentReason, EventReason};

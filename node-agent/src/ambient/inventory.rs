@@ -6,9 +6,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Mutex;
 
+use agent_runtime::lock;
+use agent_runtime::resync::{Collection, Followed, Freshness, Replica, Selection};
 use cni_core::enablement::{DATAPLANE_LABEL, SIDECAR_ANNOTATION};
-use controller_runtime::lock;
-use controller_runtime::resync::{Collection, Followed, Freshness, Replica, Selection};
 use redirect_core::accepted::AcceptedRules;
 use redirect_core::settings::Setting;
 use serde_json::{Map, Value, json};

@@ -8,8 +8,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use controller_runtime::SCOPE;
-use controller_runtime::supervisor::OwnedTask;
+use agent_runtime::SCOPE;
+use agent_runtime::supervisor::OwnedTask;
 use netns_apply::netns::{Netns, NetnsId};
 use tokio::time::{Instant, sleep};
 

@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
+use agent_runtime::lock;
 use cni_core::selection::Programming;
-use controller_runtime::lock;
 use netns_apply::ApplyOptions;
 use netns_apply::netlink::NftConnection;
 use netns_apply::netns::{Netns, NetnsId};

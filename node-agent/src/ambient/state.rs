@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
+use agent_runtime::lock;
 use cni_core::enrolment_report::EnrolmentReport;
 use cni_core::pod_source::PodName;
 use cni_core::selection::Programming;
-use controller_runtime::lock;
 use tokio::sync::watch;
 
 use super::enrolment::Enrolled;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use controller_runtime::supervisor::{Supervisor, Unneeded};
+use agent_runtime::supervisor::{Supervisor, Unneeded};
 use reasons::AgentReason;
 use tokio::sync::mpsc;
 

@@ -6,8 +6,8 @@ pub mod pods;
 pub mod runtime_classes;
 pub mod token;
 
+pub use agent_runtime::cluster::{ApiHandle, Cluster, EventMessage, pod_reference};
 use cluster_client::Account;
-pub use controller_runtime::cluster::{ApiHandle, Cluster, EventMessage, pod_reference};
 use k8s_openapi::api::core::v1::ObjectReference;
 use reasons::EventReason;
 

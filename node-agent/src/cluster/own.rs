@@ -5,12 +5,12 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use agent_runtime::SCOPE;
+use agent_runtime::daemon_set::{self, is_deleted, wants};
+use agent_runtime::outage::OutageRetry;
+use agent_runtime::supervisor::Unneeded;
 use cluster_client::params::GetParams;
 use cluster_client::{ApiError, PartialObjectMeta, Request};
-use controller_runtime::SCOPE;
-use controller_runtime::daemon_set::{self, is_deleted, wants};
-use controller_runtime::outage::OutageRetry;
-use controller_runtime::supervisor::Unneeded;
 use k8s_openapi::api::apps::v1::DaemonSet;
 use k8s_openapi::api::core::v1::{Node, Pod};
 

@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use agent_runtime::ChangeError;
+use agent_runtime::cluster::as_json_patch;
+use agent_runtime::resync::{Freshness, Keep, ListLimits, ListSource, ReadError, Selection};
 use cluster_client::params::{DeleteParams, GetParams, Patch, PatchParams, Preconditions};
 use cluster_client::{ApiError, Built, Request};
-use controller_runtime::ChangeError;
-use controller_runtime::cluster::as_json_patch;
-use controller_runtime::resync::{Freshness, Keep, ListLimits, ListSource, ReadError, Selection};
 use k8s_openapi::api::core::v1::ObjectReference;
 use serde_json::{Map, Value, json};
 

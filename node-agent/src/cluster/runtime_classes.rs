@@ -4,10 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Mutex;
 use std::time::Duration;
 
+use agent_runtime::lock;
 use cluster_client::params::GetParams;
 use cluster_client::{ApiError, Request};
 use cni_core::sandboxed::{RUNTIME_CLASSES, SandboxedRuntimes};
-use controller_runtime::lock;
 use serde_json::Value;
 use tokio::time::Instant;
 

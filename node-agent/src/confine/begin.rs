@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use controller_runtime::SCOPE;
+use agent_runtime::SCOPE;
 use netns_apply::Capability;
 use pod_netns::remember_hosts;
 

@@ -6,7 +6,7 @@
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
-use controller_runtime::{SCOPE, lock};
+use agent_runtime::{SCOPE, lock};
 use tokio::sync::Notify;
 
 use crate::install::disk::{self, Disk, FileAttributes};

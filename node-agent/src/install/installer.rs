@@ -10,10 +10,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use agent_runtime::{SCOPE, lock};
 use cni_core::conf::{Conf, Envelope};
 use cni_core::net_dir::{self, is_loaded};
 use cni_core::wire::CniCommand;
-use controller_runtime::{SCOPE, lock};
 use reasons::AgentReason;
 
 use crate::conflist::{EntryError, NetConf, PLUGIN_TYPE, PluginEntry};

@@ -5,13 +5,13 @@
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use agent_runtime::lock;
+use agent_runtime::outage::OutageLog;
+use agent_runtime::supervisor::Unneeded;
 use cluster_client::{ApiError, Backoff};
 use cni_core::pod_name::PodName;
 use cni_core::pod_source::{self, PodError};
 use cni_core::wire::{CniError, Code};
-use controller_runtime::lock;
-use controller_runtime::outage::OutageLog;
-use controller_runtime::supervisor::Unneeded;
 use tokio::sync::Notify;
 
 use crate::install::installer::Installer;

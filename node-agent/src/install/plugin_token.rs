@@ -6,10 +6,10 @@
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use agent_runtime::supervisor::Unneeded;
+use agent_runtime::{BootTime, SCOPE, lock};
 use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
 use cluster_client::Backoff;
-use controller_runtime::supervisor::Unneeded;
-use controller_runtime::{BootTime, SCOPE, lock};
 use reasons::{AgentReason, EventReason};
 use serde::Deserialize;
 use tokio::sync::{Notify, watch};

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use controller_runtime::lock;
+use agent_runtime::lock;
 
 use crate::install::conflist_edits::EntryObstacle;
 use crate::install::plugin::PluginRefusal;

@@ -5,7 +5,7 @@
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
-use controller_runtime::{SCOPE, lock};
+use agent_runtime::{SCOPE, lock};
 
 use crate::install::conflist_edits::EntryObstacle;
 use crate::install::disk::{self, Disk, DiskError, FileAttributes};

@@ -4,9 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use agent_runtime::lock;
+use agent_runtime::resync::Followed;
 use cni_core::plugin_event::PodRequest;
-use controller_runtime::lock;
-use controller_runtime::resync::Followed;
 use redirect_core::pod::PodFacts;
 use serde_json::Value;
 use tokio::sync::Notify;

@@ -8,11 +8,11 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
+use agent_runtime::lock;
+use agent_runtime::serve::{self, BodyError, HttpResponse, handler};
+use agent_runtime::supervisor::Supervisor;
 use cni_core::logs::{CALLED, PodSource, READER};
 use cni_core::wire::Code;
-use controller_runtime::lock;
-use controller_runtime::serve::{self, BodyError, HttpResponse, handler};
-use controller_runtime::supervisor::Supervisor;
 use hyper::body::Incoming;
 use hyper::{Method, Request, StatusCode};
 use logging::LogEntry;
@@ -246,8 +246,8 @@ mod tests {
     use super::*;
     use crate::install::conflist_edits::EntryObstacle;
     use crate::install::disk::Real;
+    use agent_runtime::metrics::exposition::ScrapeFormat;
     use cni_core::net_dir::Uncalled;
-    use controller_runtime::metrics::exposition::ScrapeFormat;
     use prometheus_client::registry::Registry;
     use std::path::PathBuf;
     use std::time::Duration;

@@ -137,7 +137,7 @@ impl<'t> Scraped<'t> {
 mod tests {
     use super::*;
     use crate::metrics::Metrics;
-    use controller_runtime::metrics::exposition::ScrapeFormat;
+    use agent_runtime::metrics::exposition::ScrapeFormat;
     use prometheus_client::registry::Registry;
     use reasons::AgentReason::{Granted, Refused};
     use reasons::ObstacleKind;

@@ -7,9 +7,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use agent_runtime::serve::{self, HttpResponse, handler};
+use agent_runtime::supervisor::Supervisor;
 use cni_core::plugin_event::{ADD_PATH, GivenPod, POD_PATH, PodRequest, SOCKET_NAME};
-use controller_runtime::serve::{self, HttpResponse, handler};
-use controller_runtime::supervisor::Supervisor;
 use hyper::body::Incoming;
 use hyper::{Method, Request, StatusCode};
 use serde_json::{Map, Value};

@@ -6,9 +6,9 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use controller_runtime::serve::{self, Handler};
-use controller_runtime::supervisor::Supervisor;
-use controller_runtime::{SCOPE, lock};
+use agent_runtime::serve::{self, Handler};
+use agent_runtime::supervisor::Supervisor;
+use agent_runtime::{SCOPE, lock};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::task::AbortHandle;
 use zds::socket::{Place, SocketFile, SocketKind};

@@ -3,12 +3,12 @@
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
+use agent_runtime::metrics::exposition::ScrapeFormat;
+use agent_runtime::metrics::gauged;
+use agent_runtime::serve::{self, BodyError, HttpResponse, handler, healthz, only, text};
+use agent_runtime::supervisor::Supervisor;
+use agent_runtime::{SCOPE, lock};
 use anyhow::Context as _;
-use controller_runtime::metrics::exposition::ScrapeFormat;
-use controller_runtime::metrics::gauged;
-use controller_runtime::serve::{self, BodyError, HttpResponse, handler, healthz, only, text};
-use controller_runtime::supervisor::Supervisor;
-use controller_runtime::{SCOPE, lock};
 use hyper::body::Incoming;
 use hyper::{Method, Request, StatusCode};
 use prometheus_client::registry::Registry;

@@ -1,7 +1,7 @@
 //! Settings of the taint controllers: the agent's, which knows one node, and the cluster's.
 
+use agent_runtime::node::{NodeMarking, Taint, TaintEffect};
 use cni_core::selector::{is_key, is_value};
-use controller_runtime::node::{NodeMarking, Taint, TaintEffect};
 
 use super::raw::Raw;
 use super::table::Key;

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use controller_runtime::node::{NodeCondition, RequestedTaint};
+use agent_runtime::node::{NodeCondition, RequestedTaint};
 use reasons::ConditionReason;
 
 /// What the agent has found out about its node.

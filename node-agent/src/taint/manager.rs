@@ -3,12 +3,12 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use controller_runtime::cluster::timestamp;
-use controller_runtime::metrics::ChangeLabels;
-use controller_runtime::node::{Node, RequestedTaint, node_reference};
-use controller_runtime::outage::OutageRetry;
-use controller_runtime::supervisor::Unneeded;
-use controller_runtime::{ChangeError, SCOPE};
+use agent_runtime::cluster::timestamp;
+use agent_runtime::metrics::ChangeLabels;
+use agent_runtime::node::{Node, RequestedTaint, node_reference};
+use agent_runtime::outage::OutageRetry;
+use agent_runtime::supervisor::Unneeded;
+use agent_runtime::{ChangeError, SCOPE};
 use reasons::{AgentReason, ConditionReason, EventReason};
 use tokio::sync::watch::Receiver;
 

@@ -6,10 +6,10 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use cni_core::selection::PROCESS_WIDE;
-use explain::manifest;
 use netns_apply::facts;
 use netns_apply::netns::Netns;
 use netns_apply::routes::RouteSocket;
+use presentation::manifest;
 use redirect_core::values::is_routable;
 use serde_json::Value;
 use tempfile::TempDir;

@@ -5,9 +5,9 @@ use std::io::{self, IsTerminal as _};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 
-use explain::Printable;
-use explain::flags;
 use netns_apply::facts::NameFiles;
+use presentation::Printable;
+use presentation::flags;
 use reasons::AGENT_HEALTH;
 use redirect_core::settings::Source;
 use serde_json::Value;
@@ -91,7 +91,7 @@ impl Given {
     }
 
     pub(super) fn addresses(&self) -> Result<Vec<IpAddr>, String> {
-        self.flag("address").map_or(Ok(Vec::new()), |text| explain::addresses("flag --address", text))
+        self.flag("address").map_or(Ok(Vec::new()), |text| presentation::addresses("flag --address", text))
     }
 
     /// The pod that is named, if one is.

@@ -2,13 +2,13 @@
 
 use std::path::Path;
 
-use explain::decision::left_alone;
-use explain::{NO_ADDRESS, Printable, SOMEWHERE, flags};
 use logging::DEFAULT_SCOPE;
 use netns_apply::facts::{self, Ipv6, NameFiles};
 use netns_apply::netns::Netns;
 use netns_apply::{ApplyOptions, Live};
 use packet_trace::{Detail, Packet, TraceRules};
+use presentation::decision::left_alone;
+use presentation::{NO_ADDRESS, Printable, SOMEWHERE, flags};
 use redirect_core::options::BackendChoice;
 use redirect_core::pod::SkipReason;
 use redirect_core::settings::{Key, NamespaceFacts, RawSettings};

@@ -1,6 +1,6 @@
 //! The commands and their help.
 
-use explain::flags;
+use presentation::flags;
 use reasons::AGENT_HEALTH;
 use settings_cli::{CommandLine, Pages};
 use settings_table::{SettingSpec, ValueKind};

@@ -1,5 +1,5 @@
 use super::*;
-use controller_runtime::node::{Taint, TaintEffect};
+use agent_runtime::node::{Taint, TaintEffect};
 use proptest::prelude::*;
 use serde_json::json;
 use std::time::Duration;

@@ -5,8 +5,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use controller_runtime::metrics::exposition::ScrapeFormat;
-use controller_runtime::metrics::{Described, process};
+use agent_runtime::metrics::exposition::ScrapeFormat;
+use agent_runtime::metrics::{Described, process};
 use install_cni::metrics::Metrics;
 use serde_json::{Value, json};
 use taint_controller::metrics::ControllerMetrics;

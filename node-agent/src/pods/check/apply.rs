@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::path::Path;
 use std::time::Duration;
 
-use controller_runtime::SCOPE;
+use agent_runtime::SCOPE;
 use netns_apply::Capability;
 use netns_apply::connections::{ClosedConnections, sever, socket_groups};
 use netns_apply::facts::addresses;

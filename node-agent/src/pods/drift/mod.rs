@@ -16,11 +16,11 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use agent_runtime::metrics::{Explained, gauged};
+use agent_runtime::resync::ReadError;
+use agent_runtime::supervisor::Unneeded;
+use agent_runtime::{SCOPE, or_never};
 use cni_core::conf::Conf;
-use controller_runtime::metrics::{Explained, gauged};
-use controller_runtime::resync::ReadError;
-use controller_runtime::supervisor::Unneeded;
-use controller_runtime::{SCOPE, or_never};
 use netns_apply::Capability;
 use pod_netns::{MountedNetns, SurveyError};
 use reasons::{AgentReason, EventReason, PodState};

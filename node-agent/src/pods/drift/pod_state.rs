@@ -7,9 +7,9 @@ use std::hash::{Hash, Hasher};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use agent_runtime::lock;
+use agent_runtime::metrics::gauged;
 use cni_core::enrolment_report::reasons;
-use controller_runtime::lock;
-use controller_runtime::metrics::gauged;
 use reasons::PodState;
 
 use crate::metrics::{Metrics, StateLabel};

@@ -21,9 +21,9 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use controller_runtime::metrics::gauged;
-use controller_runtime::supervisor::{Supervisor, Unneeded};
-use controller_runtime::{SCOPE, or_never};
+use agent_runtime::metrics::gauged;
+use agent_runtime::supervisor::{Supervisor, Unneeded};
+use agent_runtime::{SCOPE, or_never};
 use netns_apply::netns::NetnsId;
 use nix::sys::resource::{Resource, getrlimit};
 use pod_netns::MountedNetns;

@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use controller_runtime::supervisor::OwnedTask;
-use controller_runtime::{SCOPE, lock, or_never};
+use agent_runtime::supervisor::OwnedTask;
+use agent_runtime::{SCOPE, lock, or_never};
 use netns_apply::notify::Notification;
 use pod_netns::MountedNetns;
 use prometheus_client::metrics::gauge::Gauge;

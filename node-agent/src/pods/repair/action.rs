@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use controller_runtime::ChangeError;
+use agent_runtime::ChangeError;
 use reasons::AgentReason;
 
 use crate::pods::check::PodProblem;

@@ -1,8 +1,8 @@
 //! Whether a pod that was seen broken still is one that can be helped, whatever the action: a replacement of a pod that the plugin skips
 //! fails as well, and so does one that starts while the plugin is not installed.
 
+use agent_runtime::resync::ReadError;
 use cni_core::conf::Conf;
-use controller_runtime::resync::ReadError;
 use reasons::{AgentReason, PodState};
 use serde_json::Value;
 

@@ -19,10 +19,10 @@ use std::convert::Infallible;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use controller_runtime::metrics::gauged;
-use controller_runtime::outage::OutageLog;
-use controller_runtime::resync::Selection;
-use controller_runtime::{SCOPE, added_or_due, lock};
+use agent_runtime::metrics::gauged;
+use agent_runtime::outage::OutageLog;
+use agent_runtime::resync::Selection;
+use agent_runtime::{SCOPE, added_or_due, lock};
 use reasons::{AgentReason, COULD_NOT_BE};
 use serde_json::Value;
 use tokio::sync::Notify;

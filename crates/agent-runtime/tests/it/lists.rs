@@ -6,11 +6,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use cluster_client::{Account, Trust};
-use controller_runtime::cluster::{ApiHandle, ControllerIdentity};
-use controller_runtime::resync::{
+use agent_runtime::cluster::{ApiHandle, ControllerIdentity};
+use agent_runtime::resync::{
     self, Collection, Freshness, ListLimits, ListSource, ReadError, Replica, Selection,
 };
+use cluster_client::{Account, Trust};
 use serde_json::{Value, json};
 use test_support::port;
 
