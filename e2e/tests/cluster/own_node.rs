@@ -1,7 +1,6 @@
 //! The policy that confines an agent to its own node, on a real API server: an account that its roles allow everything is refused every change but those
 //! that an agent makes. All requests are dry runs, so each finds nodes and pods as they were.
 
-use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -236,32 +235,47 @@ fn pod(name: &str, node: &str) -> Value {
     pod
 }
 
-/// Sends a dry run; the server's words unless it succeeds.
-fn send(api: &ApiServer, token: &str, request: &Request) -> Result<Option<String>> {
-    let kind = if request.method == "PATCH" { "application/merge-patch+json" } else { "application/json" };
-    let mut curl = Command::new("curl");
-    curl.args(["--silent", "--show-error", "--max-time", "30", "--cacert"]).arg(api.ca_path());
-    curl.args([
-        "--request",
-        request.method,
-        "--data-binary",
-        "@-",
-        "--header",
-        &format!("Content-Type: {kind}"),
-    ]);
-    curl.args(["--header", &format!("Authorization: Bearer {token}")]);
-    curl.arg(format!("{}{}?dryRun=All", api.url(), request.path));
-    let answer = process::run_with_input(&mut curl, &request.body.to_string(), SHORT)?.ok()?;
-    let answer: Value = serde_json::from_str(&answer.stdout).with_context(|| answer.stdout)?;
-    let is_failure = answer["kind"] == "Status" && answer["status"] != "Success";
-    Ok(is_failure.then(|| answer["message"].as_str().unwrap_or_default().to_owned()))
+/// Sends dry runs, one after the other over one connection; for each the server's words unless it succeeds.
+fn send<'r>(
+    api: &ApiServer,
+    token: &str,
+    requests: impl IntoIterator<Item = &'r Request>,
+) -> Result<Vec<Option<String>>> {
+    let quoted = |text: &str| format!("\"{}\"", text.replace('\\', "\\\\").replace('"', "\\\""));
+    let authority = quoted(&api.ca_path().display().to_string());
+    let of_request = |request: &Request| {
+        let kind =
+            if request.method == "PATCH" { "application/merge-patch+json" } else { "application/json" };
+        let lines = [
+            ("cacert", authority.clone()),
+            ("max-time", "30".to_owned()),
+            ("request", request.method.to_owned()),
+            ("header", quoted(&format!("Content-Type: {kind}"))),
+            ("header", quoted(&format!("Authorization: Bearer {token}"))),
+            ("data-binary", quoted(&request.body.to_string())),
+            ("url", quoted(&format!("{}{}?dryRun=All", api.url(), request.path))),
+        ];
+        lines.map(|(name, value)| format!("{name} = {value}\n")).concat()
+    };
+    let sections: Vec<String> = requests.into_iter().map(of_request).collect();
+    let mut curl = process::command("curl", ["--silent", "--show-error", "--fail-early", "--config", "-"]);
+    let answered = process::run_with_input(&mut curl, &sections.join("next\n"), SHORT)?.ok()?.stdout;
+    let answers: Vec<Value> = serde_json::Deserializer::from_str(&answered)
+        .into_iter()
+        .collect::<Result<_, _>>()
+        .with_context(|| answered.clone())?;
+    ensure!(answers.len() == sections.len(), "{} answers to {} requests", answers.len(), sections.len());
+    let words = |answer: &Value| {
+        let is_failure = answer["kind"] == "Status" && answer["status"] != "Success";
+        is_failure.then(|| answer["message"].as_str().unwrap_or_default().to_owned())
+    };
+    Ok(answers.iter().map(words).collect())
 }
 
 /// Sends all requests, and lists those with an answer that is not the right one.
 fn wrong(api: &ApiServer, token: &str, requests: &[Request], is_confined: bool) -> Result<Vec<String>> {
     let mut wrong = Vec::new();
-    for request in requests {
-        let answer = send(api, token, request)?;
+    for (request, answer) in requests.iter().zip(send(api, token, requests)?) {
         let is_right = match &answer {
             None => request.is_agents || !is_confined,
             Some(message) => is_confined && !request.is_agents && message.contains(REFUSED),
@@ -325,14 +339,13 @@ fn an_agent_changes_what_agents_change_on_its_own_node_and_nothing_else() -> Res
         // Whatever is refused below is refused by the policy alone.
         let mut failed = Vec::new();
         until("the rights to count", LIMIT, &[], || {
-            let answer = send(&api, &token, &requests[0])?;
-            Ok(answer.is_none().then_some(()))
+            Ok(send(&api, &token, &requests[..1])?[0].is_none().then_some(()))
         })?;
         failed.extend(wrong(&api, &token, &requests, false)?);
         ensure!(failed.is_empty(), "without the policy, in {namespace}:\n{}", failed.join("\n"));
         api.apply(&policy)?;
-        let other = &requests.iter().find(|request| request.path == OTHER).context("no request")?;
-        until("the policy to count", LIMIT, &[], || Ok(send(&api, &token, other)?.map(drop)))?;
+        let other = || requests.iter().filter(|request| request.path == OTHER).take(1);
+        until("the policy to count", LIMIT, &[], || Ok(send(&api, &token, other())?.remove(0).map(drop)))?;
         let failed = wrong(&api, &token, &requests, true)?;
         ensure!(
             failed.is_empty(),
@@ -343,8 +356,9 @@ fn an_agent_changes_what_agents_change_on_its_own_node_and_nothing_else() -> Res
         );
         // A token that does not name a node.
         let unbound = api.token(namespace, "istio-cni")?;
-        for request in requests.iter().filter(|request| !request.path.contains("/events")) {
-            let message = send(&api, &unbound, request)?.with_context(|| request.what.clone())?;
+        let changes = || requests.iter().filter(|request| !request.path.contains("/events"));
+        for (request, message) in changes().zip(send(&api, &unbound, changes())?) {
+            let message = message.with_context(|| request.what.clone())?;
             ensure!(message.contains("token does not name its node"), "{}: {message}", request.what);
         }
         // Other accounts have what their roles give.
