@@ -124,7 +124,7 @@ fn a_body_without_end_does_not_fill_the_memory() -> Result<()> {
     let (run_dir, namespace) = (RunDir::new()?, Namespace::pod(Families::V4)?);
     run_dir.write_kubeconfig(&plain_kubeconfig(port))?;
     let mut conf = run_dir.conf();
-    // Seconds: an unoptimized plugin needs two for one body, more on a busy machine, and asks again until the time is over.
+    // An unoptimized plugin needs seconds for one body, more on a busy machine.
     conf["add_timeout"] = json!("20s");
     let limited = ["/bin/sh", "-c", "ulimit -v 1000000; exec \"$@\"", "sh"].map(str::to_owned);
     let add = Invocation::new("ADD", &conf).netns(&namespace).pod("default", "web").under(limited.into());

@@ -18,8 +18,9 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 const SHORTEST_TRY: Duration = Duration::from_millis(50);
 /// How long one try may take: a connection that hangs must not use up the whole deadline.
 const TRY_PATIENCE: Duration = Duration::from_secs(8);
-/// How long refusals are worth another try, counted from the first of them. The agent may be renewing the token or the authority at this
-/// moment, and a role may be new; but if that does not help soon, it will not help at all, and the runtime should receive the error.
+/// How long refusals, and responses that no API server gives, are worth another try, counted from the first of them. The agent may be renewing
+/// the token or the authority at this moment, and a role may be new; but if that does not help soon, it will not help at all, and the runtime
+/// should receive the error.
 const REFUSAL_PATIENCE: Duration = Duration::from_secs(3);
 /// What a kubelet writes on the pod that stands for a static one in the API server. Its UID differs from the static pod's.
 const MIRROR: &str = "/metadata/annotations/kubernetes.io~1config.mirror";
@@ -156,7 +157,7 @@ impl Tries {
             PodError::Unauthorized { .. }
             | PodError::Forbidden(_)
             | PodError::NamespaceForbidden(_)
-            | PodError::Api(ApiError::Untrusted { .. })
+            | PodError::Api(ApiError::Untrusted { .. } | ApiError::Garbled { .. })
             | PodError::Another { .. } => {
                 self.deadline.min(*self.refused.get_or_insert(now) + REFUSAL_PATIENCE)
             }
@@ -323,9 +324,11 @@ mod tests {
 
     #[test]
     fn refusals_are_tried_for_a_while() {
-        let begun = tries(&[forbidden()], 600 * SECOND, Duration::ZERO);
-        let last = begun[begun.len() - 1];
-        assert!(last < REFUSAL_PATIENCE && last > REFUSAL_PATIENCE / 2, "{begun:?}");
+        for error in [forbidden(), garbled("https://10.0.0.1", "a page to sign in".to_owned())] {
+            let begun = tries(&[error], 600 * SECOND, Duration::ZERO);
+            let last = begun[begun.len() - 1];
+            assert!(last < REFUSAL_PATIENCE && last > REFUSAL_PATIENCE / 2, "{begun:?}");
+        }
     }
 
     /// A server that has just come back may refuse for a moment, however long it was away.
