@@ -18,6 +18,8 @@ const PROGRAM: &str = "redirectctl";
 /// The most that is kept of what is logged beside an answer.
 const MOST_LOG: u64 = 64 << 10;
 
+/// How much of an answer waits for its reader: between the two, each kilobyte of the library's default costs a switch of tasks.
+const MOST_WAITING: usize = 64 << 10;
 /// The most that is passed on of an answer.
 const MOST_TEXT: u64 = 64 << 20;
 
@@ -187,6 +189,7 @@ async fn whole(from: Option<impl AsyncRead + Unpin>, most: u64) -> Result<Vec<u8
 async fn start(cluster: &KubeApi, agent: &Agent, words: &[&str]) -> Result<AttachedProcess, AgentExecError> {
     let pods: Api<Pod> = Api::namespaced(cluster.client().clone(), &agent.namespace);
     let params = AttachParams::default().stdin(false).stdout(true).stderr(true).container(&agent.container);
+    let params = params.max_stdout_buf_size(MOST_WAITING);
     let command = std::iter::once(PROGRAM).chain(words.iter().copied());
     let started = tokio::time::timeout(PATIENCE, pods.exec(&agent.name, command, &params)).await;
     started.map_err(|_| AgentExecError::Late(PATIENCE))?.map_err(|error| match AskError::from(error) {
