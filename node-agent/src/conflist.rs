@@ -70,19 +70,20 @@ impl<'a> NetConf<'a> {
     /// How our entry stands in it.
     #[must_use]
     pub fn entry_state(&self, entry: &PluginEntry) -> EntryState {
-        let types: Vec<&str> = self.network.types().collect();
-        let mut places = types.iter().enumerate().filter(|(_, kind)| **kind == PLUGIN_TYPE).map(|(at, _)| at);
-        let (Some(at), None) = (places.next(), places.next()) else {
-            return if types.contains(&PLUGIN_TYPE) { EntryState::Repeated } else { EntryState::Absent };
+        let plugins = match self.network.shape {
+            Shape::List => objects(&self.root),
+            Shape::Single => vec![&self.root],
         };
-        let there = match self.network.shape {
-            Shape::List => objects(&self.root)[at],
-            Shape::Single => &self.root,
+        let mut ours = plugins.iter().enumerate().filter(|(_, plugin)| kind(plugin) == Some(PLUGIN_TYPE));
+        let (at, there) = match (ours.next(), ours.next()) {
+            (None, _) => return EntryState::Absent,
+            (Some(_), Some(_)) => return EntryState::Repeated,
+            (Some(only), None) => only,
         };
         let edited = entry.differing_keys(&self.text[there.range.start..there.range.end]);
-        match types.get(at + 1) {
+        match plugins.get(at + 1) {
             _ if !edited.is_empty() => EntryState::Edited(edited),
-            Some(next) => EntryState::Followed((*next).to_owned()),
+            Some(next) => EntryState::Followed(kind(next).unwrap_or_default().to_owned()),
             None => EntryState::Right,
         }
     }
