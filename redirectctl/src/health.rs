@@ -34,9 +34,9 @@ pub enum AgentAnswer {
     /// That it is not, and why.
     NotReady(String),
     /// Nothing that an agent would say.
-    Odd(String),
+    Unexpected(String),
     /// Nothing listens, or nothing answers.
-    Nobody(String),
+    Unreachable(String),
 }
 
 /// All that the agent answers.
@@ -56,7 +56,7 @@ pub fn ask(address: SocketAddr) -> AgentReport {
     let answer = match get(address, "/readyz?verbose", PATIENCE, MOST_BYTES) {
         Ok(answer) => answer,
         Err(error) => {
-            let answer = AgentAnswer::Nobody(format!("{address}: {error}"));
+            let answer = AgentAnswer::Unreachable(format!("{address}: {error}"));
             return AgentReport { answer, enrolment: None, notes: AgentNotes::default() };
         }
     };
@@ -65,7 +65,10 @@ pub fn ask(address: SocketAddr) -> AgentReport {
     let verdict = match (head.split_whitespace().nth(1), verdict.trim()) {
         (Some("200"), "ready") => AgentAnswer::Ready,
         (Some("503"), why) if why.starts_with("not ready: ") => AgentAnswer::NotReady(why.to_owned()),
-        _ => AgentAnswer::Odd(format!("{address} answers {:?}", head.lines().next().unwrap_or_default())),
+        _ => AgentAnswer::Unexpected(format!(
+            "{address} answers {:?}",
+            head.lines().next().unwrap_or_default()
+        )),
     };
     AgentReport { answer: verdict, enrolment: EnrolmentReport::find(more), notes: AgentNotes::find(more) }
 }
@@ -100,8 +103,8 @@ pub fn of_agent(answer: AgentAnswer, conf: Option<&Conf>, pods: &[Pod]) -> Optio
         (AgentAnswer::NotReady(why), ..) => Some(not_ready(why)),
         (_, Some(of_pods), _) => Some(of_pods),
         (AgentAnswer::Ready, None, _) | (_, None, None) => None,
-        (AgentAnswer::Odd(why), None, Some(_)) => Some(not_ready(why)),
-        (AgentAnswer::Nobody(why), None, Some(conf)) => {
+        (AgentAnswer::Unexpected(why), None, Some(_)) => Some(not_ready(why)),
+        (AgentAnswer::Unreachable(why), None, Some(conf)) => {
             let socket = conf.run_dir.join("log.sock");
             let was_there = format!("{} is an agent's", socket.display());
             socket.exists().then(|| PodFinding { cause: Cause::AgentSilent, seen: vec![why, was_there] })
@@ -216,10 +219,10 @@ mod tests {
         let sent =
             "HTTP/1.0 503 Service Unavailable\r\n\r\nnot ready: 10-a.conflist has no istio-cni entry\n";
         assert_eq!(answered(sent), AgentAnswer::NotReady(why.to_owned()));
-        assert!(matches!(answered("HTTP/1.0 200 OK\r\n\r\n<html>"), AgentAnswer::Odd(_)));
-        assert!(matches!(answered(""), AgentAnswer::Odd(_)));
+        assert!(matches!(answered("HTTP/1.0 200 OK\r\n\r\n<html>"), AgentAnswer::Unexpected(_)));
+        assert!(matches!(answered(""), AgentAnswer::Unexpected(_)));
         let free = TcpListener::bind("127.0.0.1:0").expect("a port").local_addr().expect("an address");
-        assert!(matches!(ask(free).answer, AgentAnswer::Nobody(_)));
+        assert!(matches!(ask(free).answer, AgentAnswer::Unreachable(_)));
     }
 
     #[test]
@@ -233,8 +236,12 @@ mod tests {
         let why = Some(vec!["not ready: no network".to_owned()]);
         assert_eq!((seen(not_ready(), &pods), seen(not_ready(), &[])), (why.clone(), why));
         let of_kubelet = Some(vec!["pod mesh/agent is not ready: unready containers".to_owned()]);
-        assert_eq!(seen(AgentAnswer::Nobody("refused".to_owned()), &pods), of_kubelet);
-        assert_eq!(seen(AgentAnswer::Odd("<html>".to_owned()), &[]), None, "another program of this machine");
+        assert_eq!(seen(AgentAnswer::Unreachable("refused".to_owned()), &pods), of_kubelet);
+        assert_eq!(
+            seen(AgentAnswer::Unexpected("<html>".to_owned()), &[]),
+            None,
+            "another program of this machine"
+        );
     }
 
     #[test]
