@@ -14,16 +14,14 @@ const PODS: usize = 20_000;
 /// In KiB.
 const MOST: i64 = 100 << 10;
 
-/// A pod about as large as they are in a cluster.
-fn pod(number: usize) -> serde_json::Value {
-    let name = format!("cart-{number}");
-    let address = format!("10.{}.{}.{}", 64 + number / 62_500, number / 250 % 250, number % 250 + 1);
+/// A pod about as large as they are in a cluster, with words for what each has of its own.
+fn template() -> String {
     let probe = json!({"httpGet": {"path": "/app-health/cart/livez", "port": 15020}, "periodSeconds": 10, "failureThreshold": 3});
-    let mounts = json!([{"mountPath": "/var/run/secrets/kubernetes.io/serviceaccount", "name": format!("kube-api-access-{number}"), "readOnly": true}]);
+    let mounts = json!([{"mountPath": "/var/run/secrets/kubernetes.io/serviceaccount", "name": "kube-api-access-NUMBER", "readOnly": true}]);
     json!({
         "apiVersion": "v1", "kind": "Pod",
         "metadata": {
-            "name": name, "namespace": format!("shop-{}", number % 100), "uid": format!("00000000-0000-0000-0000-{number:012}"),
+            "name": "cart-NUMBER", "namespace": "shop-NAMESPACE", "uid": "00000000-0000-0000-0000-00000NUMBER",
             "annotations": {"sidecar.istio.io/status": "{\"initContainers\":[\"istio-validation\"],\"containers\":[\"istio-proxy\"]}",
                 "traffic.sidecar.istio.io/excludeOutboundPorts": "3306"},
             "labels": {"app": "cart", "pod-template-hash": "5d4f8c7b9", "security.istio.io/tlsMode": "istio"},
@@ -32,7 +30,7 @@ fn pod(number: usize) -> serde_json::Value {
             "nodeName": "n1",
             "tolerations": [{"effect": "NoExecute", "key": "node.kubernetes.io/not-ready", "operator": "Exists", "tolerationSeconds": 300},
                 {"effect": "NoExecute", "key": "node.kubernetes.io/unreachable", "operator": "Exists", "tolerationSeconds": 300}],
-            "volumes": [{"name": format!("kube-api-access-{number}"), "projected": {"defaultMode": 420, "sources": [
+            "volumes": [{"name": "kube-api-access-NUMBER", "projected": {"defaultMode": 420, "sources": [
                 {"serviceAccountToken": {"expirationSeconds": 3607, "path": "token"}},
                 {"configMap": {"items": [{"key": "ca.crt", "path": "ca.crt"}], "name": "kube-root-ca.crt"}},
                 {"downwardAPI": {"items": [{"fieldRef": {"apiVersion": "v1", "fieldPath": "metadata.namespace"}, "path": "namespace"}]}}]}},
@@ -43,8 +41,9 @@ fn pod(number: usize) -> serde_json::Value {
                     "env": [{"name": "PILOT_CERT_PROVIDER", "value": "istiod"}], "volumeMounts": mounts},
             ],
         },
-        "status": {"phase": "Running", "podIP": address, "podIPs": [{"ip": address}], "conditions": [{"type": "Ready", "status": "True"}]},
+        "status": {"phase": "Running", "podIP": "ADDRESS", "podIPs": [{"ip": "ADDRESS"}], "conditions": [{"type": "Ready", "status": "True"}]},
     })
+    .to_string()
 }
 
 #[test]
@@ -54,9 +53,13 @@ fn a_scan_of_twenty_thousand_pods_takes_less_than_100_mb() {
     let manifest = folder.path().join("pods.json");
     let mut file = BufWriter::new(File::create(&manifest).unwrap());
     file.write_all(br#"{"apiVersion": "v1", "kind": "List", "items": ["#).unwrap();
+    let template = template();
     for number in 0..PODS {
         let comma = if number == 0 { "" } else { "," };
-        write!(file, "{comma}{}", pod(number)).unwrap();
+        let address = format!("10.{}.{}.{}", 64 + number / 62_500, number / 250 % 250, number % 250 + 1);
+        let namespace = (number % 100).to_string();
+        let pod = template.replace("NUMBER", &format!("{number:07}")).replace("NAMESPACE", &namespace);
+        write!(file, "{comma}{}", pod.replace("ADDRESS", &address)).unwrap();
     }
     file.write_all(b"]}").unwrap();
     file.flush().unwrap();
