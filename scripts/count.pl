@@ -1,5 +1,6 @@
 #!/usr/bin/perl
-# Lines of shipped Rust by crate, largest first: without blanks, comments, tests, harness and tools. With a folder, also its files.
+# Lines of shipped Rust by crate, largest first: without blanks, comments, tests, harness and tools. With a folder, also its files. Then those of the
+# harness, counted alike: what tests share.
 #
 #   count.pl [FOLDER]
 use strict;
@@ -7,10 +8,13 @@ use warnings;
 
 my ($folder) = @ARGV;
 my (%of_file, %of_crate, %lines_of, %is_test);
-my $all = 0;
+my ($all, $harness) = (0, 0);
+my $is_harness = qr{^(e2e/src/(?!bin/)|crates/test-support/src/|crates/tools/src/suite/)|/tests/.*/(\w+_support|common|model)/};
 for my $file (split /\n/, `git ls-files '*.rs'`) {
-    next if $file =~ m{(^|/)(tests?|benches|fuzz|e2e|examples)/} || $file =~ m{tests?\.rs$};
-    next if $file =~ m{^crates/(tools|test-support)/};
+    if ($file !~ $is_harness) {
+        next if $file =~ m{(^|/)(tests?|benches|fuzz|e2e|examples)/} || $file =~ m{tests?\.rs$};
+        next if $file =~ m{^crates/(tools|test-support)/};
+    }
     open my $in, '<', $file or die "count.pl: $file: $!\n";
     my @lines = <$in>;
     $lines_of{$file} = \@lines;
@@ -32,6 +36,10 @@ for my $file (sort keys %lines_of) {
         $count++ unless $line =~ m{^\s*$} || $line =~ m{^\s*//};
     }
     $of_file{$file} = $count;
+    if ($file =~ $is_harness) {
+        $harness += $count;
+        next;
+    }
     my ($crate) = $file =~ m{^((?:crates/)?[^/]+)};
     $of_crate{$crate} += $count;
     $all += $count;
@@ -41,5 +49,5 @@ sub listed {
     printf "%6d %s\n", $counts->{$_}, $_ for sort { $counts->{$b} <=> $counts->{$a} } @names;
 }
 listed(\%of_crate, keys %of_crate);
-printf "%6d in all\n", $all;
+printf "%6d in all\n%6d of the harness\n", $all, $harness;
 listed(\%of_file, grep { index($_, $folder) == 0 } keys %of_file) if defined $folder;
