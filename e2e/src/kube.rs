@@ -425,6 +425,8 @@ impl ApiServer {
 
     fn kubectl_command(&self, kubeconfig: &Path) -> Result<Command> {
         let mut kubectl = Command::new(tools::built("kubectl")?);
+        // It ends before its garbage is worth collecting.
+        kubectl.env("GOGC", "off");
         kubectl
             .arg("--kubeconfig")
             .arg(kubeconfig)
