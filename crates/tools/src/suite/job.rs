@@ -9,13 +9,13 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{PidfdFlags, pidfd_open};
 
 use super::built::Program;
 use super::cost::Cost;
+use super::running;
 
 /// A test that hangs is killed and named after this time: long before CI gives up on all of them.
 const LONGEST: Duration = Duration::from_secs(1200);
@@ -112,17 +112,16 @@ impl Job {
 
     fn output(&self) -> Result<(bool, Cost, String)> {
         let mut log = tempfile::tempfile().context("no file for its output")?;
-        let mut child = self.start(&log)?;
-        let group = Pid::from_raw(i32::try_from(child.id())?);
+        let (mut child, group) = self.start(&log)?;
         let has_ended = wait(&child, LONGEST)?;
         if !has_ended {
-            let _ = killpg(group, Signal::SIGKILL);
+            running::end(group);
         }
         // A process that has ended and was not waited for still says what it took, and its children that it waited for.
         let cost = if has_ended { Cost::of(child.id())? } else { Cost::default() };
         let status = child.wait()?;
         // Processes that it left running.
-        let _ = killpg(group, Signal::SIGKILL);
+        running::end(group);
         let mut output = Vec::new();
         log.rewind()?;
         log.read_to_end(&mut output)?;
@@ -134,13 +133,13 @@ impl Job {
         Ok((status.success(), cost, output))
     }
 
-    fn start(&self, log: &File) -> Result<Child> {
+    fn start(&self, log: &File) -> Result<(Child, Pid)> {
         let mut command = Command::new(&self.program);
         command.args(&self.words).current_dir(&self.folder).process_group(0);
         command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log.try_clone()?);
         // Cargo's word for where a test's own files are.
         command.env("CARGO_MANIFEST_DIR", &self.folder);
-        command.spawn().with_context(|| format!("cannot start {}", self.program.display()))
+        running::start(&mut command)
     }
 }
 

@@ -15,6 +15,7 @@ mod cost;
 mod job;
 mod processors;
 mod report;
+mod running;
 
 use std::collections::VecDeque;
 use std::path::PathBuf;
@@ -47,6 +48,7 @@ struct Asked {
 
 /// The program `run-tests`.
 pub fn main() -> Result<ExitCode> {
+    running::end_all_on_signals()?;
     let asked = Asked::read(std::env::args().skip(1))?;
     let programs = built::programs(&asked.built)?;
     let programs = programs.into_iter().filter(|program| asked.wants(program));

@@ -3,6 +3,7 @@
 #[path = "../../src/page/contents.rs"]
 mod contents;
 mod images;
+mod interrupted;
 mod links;
 mod named_tests;
 mod page_contents;

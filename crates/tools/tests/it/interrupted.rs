@@ -1,0 +1,88 @@
+//! The tests' runner when it is told to end, or loses whoever started it: no test goes on.
+
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::process::ExitStatusExt as _;
+use std::path::Path;
+use std::process::{Child, Command};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::json;
+use tempfile::TempDir;
+
+/// A test program whose one test says which process it is, and never ends.
+const PROGRAM: &str = r#"#!/bin/sh
+case "$*" in *--ignored*) exit ;; *--list*) echo 'a: test'; exit ;; esac
+echo $$ >"$0.id.new" && mv "$0.id.new" "$0.id"
+sleep 1000
+"#;
+
+fn folder() -> TempDir {
+    let folder = tempfile::tempdir().expect("a folder");
+    let program = folder.path().join("program");
+    fs::write(&program, PROGRAM).expect("writes");
+    fs::set_permissions(&program, Permissions::from_mode(0o755)).expect("sets the mode");
+    let message = json!({"manifest_path": folder.path().join("Cargo.toml"), "target": {"name": "program", "kind": ["test"]},
+        "profile": {"test": true}, "executable": program});
+    fs::write(folder.path().join("built"), message.to_string()).expect("writes");
+    folder
+}
+
+/// What `read` finds, as soon as it finds it.
+fn wait<T>(what: &str, mut read: impl FnMut() -> Option<T>) -> T {
+    let start = Instant::now();
+    loop {
+        if let Some(found) = read() {
+            return found;
+        }
+        assert!(start.elapsed() < Duration::from_secs(120), "{what}");
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Starts the runner by this script, whose `$0` and `$1` are the runner and its argument, and waits until the test runs.
+fn start(folder: &Path, script: &str) -> (Child, Pid) {
+    let runner = Command::new("sh")
+        .args(["-c", script, env!("CARGO_BIN_EXE_run-tests")])
+        .arg(folder.join("built"))
+        .spawn()
+        .expect("starts");
+    let id =
+        wait("the test runs", || fs::read_to_string(folder.join("program.id")).ok()?.trim().parse().ok());
+    (runner, Pid::from_raw(id))
+}
+
+fn wait_gone(process: Pid) {
+    wait("the test ends", || {
+        let stat = fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
+        (stat.is_empty() || stat.contains(") Z ")).then_some(())
+    });
+}
+
+fn pid(child: &Child) -> Pid {
+    Pid::from_raw(child.id().try_into().expect("an id"))
+}
+
+#[test]
+fn a_runner_that_is_told_to_end_ends_its_tests() {
+    for signal in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP] {
+        let folder = folder();
+        let (mut runner, test) = start(folder.path(), r#"exec "$0" "$1""#);
+        kill(pid(&runner), signal).expect("signals");
+        let status = runner.wait().expect("ends");
+        assert_eq!((status.code(), status.signal()), (Some(128 + signal as i32), None), "{signal}");
+        wait_gone(test);
+    }
+}
+
+#[test]
+fn a_runner_whose_script_is_killed_ends_its_tests() {
+    let folder = folder();
+    let (mut script, test) = start(folder.path(), r#""$0" "$1"; true"#);
+    script.kill().expect("kills");
+    script.wait().expect("ends");
+    wait_gone(test);
+}
