@@ -100,7 +100,7 @@ pub struct KubeApi {
 
 impl std::fmt::Debug for KubeApi {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Cluster").field("url", &self.url).finish_non_exhaustive()
+        f.debug_struct("KubeApi").field("url", &self.url).finish_non_exhaustive()
     }
 }
 
