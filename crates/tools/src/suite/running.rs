@@ -6,9 +6,10 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 
 use anyhow::{Context, Result};
-use nix::sys::signal::{SigSet, Signal, killpg};
+use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
 use rustix::process::set_parent_process_death_signal;
+use tokio::signal::unix::{SignalKind, signal};
 
 static GROUPS: Mutex<BTreeSet<Pid>> = Mutex::new(BTreeSet::new());
 
@@ -33,20 +34,29 @@ pub fn end(group: Pid) {
     groups().remove(&group);
 }
 
-/// From now on all groups are killed when this process is told to end, or when whoever started it has ended.
+/// From now on all groups are killed on a signal to end, or when the process that started this one has ended.
 pub fn end_all_on_signals() -> Result<()> {
-    let signals = SigSet::from_iter([Signal::SIGHUP, Signal::SIGINT, Signal::SIGTERM]);
-    // All threads that are started from here on leave them to the one that waits for them; programs begin with none blocked.
-    signals.thread_block()?;
+    // A signal that is waited for in another way is blocked, and stays so in all programs that are started.
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build()?;
+    let (mut hangup, mut interrupt, mut terminate) = {
+        let _entered = runtime.enter();
+        (signal(SignalKind::hangup())?, signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?)
+    };
     set_parent_process_death_signal(Some(rustix::process::Signal::TERM))?;
     thread::spawn(move || {
-        let signal = signals.wait().unwrap_or(Signal::SIGTERM);
+        let received = runtime.block_on(async {
+            tokio::select! {
+                _ = hangup.recv() => Signal::SIGHUP,
+                _ = interrupt.recv() => Signal::SIGINT,
+                _ = terminate.recv() => Signal::SIGTERM,
+            }
+        });
         // Held to the end, so that none is started any more.
         let groups = groups();
         for group in groups.iter() {
             let _ = killpg(*group, Signal::SIGKILL);
         }
-        std::process::exit(128 + signal as i32);
+        std::process::exit(128 + received as i32);
     });
     Ok(())
 }

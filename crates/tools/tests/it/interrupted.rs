@@ -1,4 +1,4 @@
-//! The tests' runner when it is told to end, or loses whoever started it: no test goes on.
+//! The tests' runner when a signal ends it, or its script ends before it: no test goes on.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt as _;
@@ -13,10 +13,10 @@ use nix::unistd::Pid;
 use serde_json::json;
 use tempfile::TempDir;
 
-/// A test program whose one test says which process it is, and never ends.
+/// A test program whose one test says which process it is, and which signals are blocked there, and never ends.
 const PROGRAM: &str = r#"#!/bin/sh
 case "$*" in *--ignored*) exit ;; *--list*) echo 'a: test'; exit ;; esac
-echo $$ >"$0.id.new" && mv "$0.id.new" "$0.id"
+echo "$$ $(sed -n 's/^SigBlk:[[:space:]]*0*//p' /proc/$$/status)" >"$0.id.new" && mv "$0.id.new" "$0.id"
 sleep 1000
 "#;
 
@@ -50,9 +50,10 @@ fn start(folder: &Path, script: &str) -> (Child, Pid) {
         .arg(folder.join("built"))
         .spawn()
         .expect("starts");
-    let id =
-        wait("the test runs", || fs::read_to_string(folder.join("program.id")).ok()?.trim().parse().ok());
-    (runner, Pid::from_raw(id))
+    let said = wait("the test runs", || fs::read_to_string(folder.join("program.id")).ok());
+    let (id, blocked) = said.trim_end_matches('\n').split_once(' ').expect("a process and signals");
+    assert_eq!(blocked, "", "no signal would end what a test starts");
+    (runner, Pid::from_raw(id.parse().expect("an id")))
 }
 
 fn wait_gone(process: Pid) {
@@ -67,7 +68,7 @@ fn pid(child: &Child) -> Pid {
 }
 
 #[test]
-fn a_runner_that_is_told_to_end_ends_its_tests() {
+fn a_signal_to_the_runner_ends_its_tests() {
     for signal in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP] {
         let folder = folder();
         let (mut runner, test) = start(folder.path(), r#"exec "$0" "$1""#);
