@@ -332,7 +332,7 @@ pub struct RuleOrigin {
 
 impl RuleOrigin {
     fn of(planned: &PlannedRule) -> Self {
-        Self { setting: planned.because(), source: planned.source(), purpose: planned.purpose() }
+        Self { setting: planned.setting(), source: planned.source(), purpose: planned.purpose() }
     }
 }
 

@@ -86,7 +86,7 @@ pub enum RoutingObstacle {
     /// Another program's policy rule is about the very mark.
     MarkInUse(Box<Taken>),
     /// Something takes the packets first, whatever the priority.
-    ValueKind(Box<Taken>),
+    Taken(Box<Taken>),
     /// Every table that could be chosen is another program's; this is the first of them, and what it is used for.
     NoTable(RouteTable, String),
 }
@@ -101,7 +101,7 @@ impl fmt::Display for RoutingObstacle {
                     "{taken}: another program uses the same mark; change that rule, or the mark of one of them"
                 )
             }
-            Self::ValueKind(taken) => {
+            Self::Taken(taken) => {
                 write!(
                     f,
                     "{taken}, and no policy rule of the mesh can stand before it; give it a later priority, or remove it"
@@ -150,7 +150,7 @@ impl Placement {
                 }
                 // Another place would not change what no policy rule does.
                 if let Some(taken) = taken.as_ref().filter(|taken| taken.rule.is_none()) {
-                    placement.obstacle = Some(RoutingObstacle::ValueKind(Box::new(taken.clone())));
+                    placement.obstacle = Some(RoutingObstacle::Taken(Box::new(taken.clone())));
                     return placement;
                 }
                 placement.flaws.extend(taken);
@@ -309,7 +309,7 @@ impl Seen<'_> {
             flaw.is_certain && self.ways(flaw.family, table, rules).iter().all(|way| way.taken.is_none())
         };
         match flaws.iter().find(takes) {
-            Some(flaw) => Err(RoutingObstacle::ValueKind(Box::new(flaw.clone()))),
+            Some(flaw) => Err(RoutingObstacle::Taken(Box::new(flaw.clone()))),
             None => self.priority(families, table, false),
         }
     }
@@ -340,11 +340,11 @@ impl Seen<'_> {
                 self.ways(*family, table, rules).into_iter().find_map(|way| way.taken)
             });
             let Some(taken) = taken else { return Ok(priority) };
-            let Some(rule) = &taken.rule else { return Err(RoutingObstacle::ValueKind(Box::new(taken))) };
+            let Some(rule) = &taken.rule else { return Err(RoutingObstacle::Taken(Box::new(taken))) };
             let limit = rule.priority.min(priority.unwrap_or(u32::MAX));
             // The kernel puts a rule behind those of the same priority, and its own is at 0.
             let next = (1..limit).rev().find(|next| !used.contains(next)).or((limit > 0).then_some(0));
-            let Some(next) = next else { return Err(RoutingObstacle::ValueKind(Box::new(taken))) };
+            let Some(next) = next else { return Err(RoutingObstacle::Taken(Box::new(taken))) };
             priority = Some(next);
         }
         Err(RoutingObstacle::NoTable(table, "too many policy rules".to_string()))

@@ -645,7 +645,7 @@ impl<'a> Walk<'a> {
     ) -> Result<bool, Split> {
         let mut unknown = None;
         for (number, test) in tests.iter().enumerate() {
-            match self.asked(test)? {
+            match self.evaluate(test)? {
                 Some(true) => {}
                 None => unknown = unknown.or(Some(number)),
                 Some(false) => {

@@ -79,7 +79,7 @@ fn rows(plan: &RulePlan, rules: &[&PlannedRule]) -> Vec<Row> {
             },
             rule: planned.rule().text(),
             purpose: planned.purpose().to_owned(),
-            said: planned.because().said_by(planned.source()),
+            said: planned.setting().said_by(planned.source()),
         }
     };
     rules.iter().map(row).collect()

@@ -109,7 +109,7 @@ impl Serialize for PlannedRule {
             target: rule.target,
             text: self.rule().text(),
             before_others: is_built_in && matches!(self.position, Position::Before(_)),
-            setting: self.because(),
+            setting: self.setting(),
             source: self.source(),
             purpose: self.purpose(),
         };

@@ -67,10 +67,10 @@ fn listed(r: &AmbientRedirect) -> usize {
 }
 
 /// The chains of a table, and the jumps to them.
-fn hooks(table: Table, because: Key, rules: &mut RuleListBuilder<'_>) {
-    let mut group = rules.group(because, "packets that arrive");
+fn hooks(table: Table, setting: Key, rules: &mut RuleListBuilder<'_>) {
+    let mut group = rules.group(setting, "packets that arrive");
     group.append((table, Hook::Prerouting), [], Target::Jump(OurChain::Prerouting.into()));
-    let mut group = rules.group(because, "packets of the pod");
+    let mut group = rules.group(setting, "packets of the pod");
     group.append((table, Hook::Output), [], Target::Jump(OurChain::Output.into()));
 }
 
@@ -219,14 +219,14 @@ fn dns(r: &AmbientRedirect, rules: &mut RuleListBuilder<'_>) {
     if !r.captures_dns() {
         return;
     }
-    let because = r.dns_key();
-    hooks(Table::Raw, because, rules);
+    let setting = r.dns_key();
+    hooks(Table::Raw, setting, rules);
     let to_ztunnel = Target::Redirect(DnsCapture::PORT);
     let over_udp = [not_out_by_loopback(), not_of_ztunnel(), udp(), to_port(DNS)];
-    rules.group(because, "DNS queries over UDP").append(NAT_OUTPUT, over_udp, to_ztunnel.clone());
+    rules.group(setting, "DNS queries over UDP").append(NAT_OUTPUT, over_udp, to_ztunnel.clone());
     let over_tcp = |family| [not_to(itself(family)), tcp(), to_port(DNS), not_of_ztunnel()];
-    rules.group(because, "DNS queries over TCP").append_for_each(NAT_OUTPUT, over_tcp, &to_ztunnel);
-    let mut group = rules.group(because, "ztunnel's queries and their answers, kept apart by conntrack zone");
+    rules.group(setting, "DNS queries over TCP").append_for_each(NAT_OUTPUT, over_tcp, &to_ztunnel);
+    let mut group = rules.group(setting, "ztunnel's queries and their answers, kept apart by conntrack zone");
     group.append((Table::Raw, OurChain::Output), [udp(), to_port(DNS), of_ztunnel()], ZTUNNEL_ZONE);
     let answers = [udp(), from_port(DNS), not_of_ztunnel()];
     group.append((Table::Raw, OurChain::Prerouting), answers, ZTUNNEL_ZONE);

@@ -29,9 +29,9 @@ impl<'a> RuleListBuilder<'a> {
     }
 
     /// Rules of one group: the setting that asked for them, and what for.
-    pub(super) fn group(&mut self, because: Key, purpose: &'static str) -> Group<'_> {
-        let source = self.sources.of(because);
-        Group { rules: &mut self.rules, because, source, purpose, scope: Scope::Every }
+    pub(super) fn group(&mut self, setting: Key, purpose: &'static str) -> Group<'_> {
+        let source = self.sources.of(setting);
+        Group { rules: &mut self.rules, setting, source, purpose, scope: Scope::Every }
     }
 
     pub(super) fn into_vec(self) -> Vec<PlannedRule> {
@@ -42,7 +42,7 @@ impl<'a> RuleListBuilder<'a> {
 /// Adds rules that one setting asked for.
 pub(super) struct Group<'a> {
     rules: &'a mut Vec<PlannedRule>,
-    because: Key,
+    setting: Key,
     source: Source,
     purpose: &'static str,
     scope: Scope,
@@ -97,9 +97,9 @@ impl Group<'_> {
 
     fn add(&mut self, table: Table, chain: Chain, position: Position, matches: Vec<Match>, target: Target) {
         let rule = Rule { matches, target };
-        let Self { because, source, purpose, scope, .. } = *self;
+        let Self { setting, source, purpose, scope, .. } = *self;
         let source = Provenance(source);
-        self.rules.push(PlannedRule { table, chain, position, scope, rule, because, source, purpose });
+        self.rules.push(PlannedRule { table, chain, position, scope, rule, setting, source, purpose });
     }
 }
 

@@ -46,9 +46,9 @@ impl RuleListBuilder<'_> {
     }
 
     fn dns_proxy_zones(&mut self, r: &Redirect) {
-        for (because, owned) in proxy_owners(r) {
+        for (setting, owned) in proxy_owners(r) {
             let mut group =
-                self.group(because, "the proxy's queries and answers, kept apart by conntrack zone");
+                self.group(setting, "the proxy's queries and answers, kept apart by conntrack zone");
             let query = [udp(), to_port(DNS), owned.clone()];
             group.append((Table::Raw, OurChain::OutputDns), query, UPSTREAM_ZONE);
             let answer = [udp(), from_port(DnsCapture::PORT), owned];

@@ -197,13 +197,13 @@ impl RuleListBuilder<'_> {
     }
 
     /// The proxy calling itself is inbound; the application calling itself, and the proxy's own calls, are not captured.
-    fn proxy_owner(&mut self, r: &Redirect, because: Key, ports: &Match, owned: Match, not_owned: Match) {
-        let group = self.group(because, "the proxy calling its own pod is an inbound call");
+    fn proxy_owner(&mut self, r: &Redirect, setting: Key, ports: &Match, owned: Match, not_owned: Match) {
+        let group = self.group(setting, "the proxy calling its own pod is an inbound call");
         let called =
             |family| [out_by_loopback(), not_to(r.loopback(family)), tcp(), ports.clone(), owned.clone()];
         group.append_for_each(NAT_OUTPUT, called, &IN_REDIRECT);
         if !includes_loopback(r) {
-            let mut group = self.group(because, "the application calling itself, not captured");
+            let mut group = self.group(setting, "the application calling itself, not captured");
             if *r.dns() == DnsCapture::Off {
                 group.append(NAT_OUTPUT, [out_by_loopback(), not_owned], Target::Return);
             } else {
@@ -211,7 +211,7 @@ impl RuleListBuilder<'_> {
                 group.append(NAT_OUTPUT, matches, Target::Return);
             }
         }
-        self.group(because, "the proxy's own calls, not captured").append(
+        self.group(setting, "the proxy's own calls, not captured").append(
             NAT_OUTPUT,
             [owned],
             Target::Return,
@@ -290,8 +290,8 @@ impl RuleListBuilder<'_> {
         let mut group = self.group(Key::TproxyMark, "the proxy's answers on loopback, not captured");
         let output = (Table::Mangle, Hook::Output);
         group.append(output, [out_by_loopback(), tcp(), marked(mark)], Target::Return);
-        for (because, owned) in proxy_owners(r) {
-            let group = self.group(because, "the proxy calling its own pod is an inbound call");
+        for (setting, owned) in proxy_owners(r) {
+            let group = self.group(setting, "the proxy calling its own pod is an inbound call");
             let called = |family| [out_by_loopback(), tcp(), not_to(r.loopback(family)), owned.clone()];
             group.append_for_each(output, called, &Target::SetMark(Mark::PROXY));
         }
@@ -341,7 +341,7 @@ mod tests {
     /// The rules that a setting asks for, in their order, with their chains.
     fn rules_for(key: Key, builder: RedirectBuilder) -> Vec<(Chain, String)> {
         let plan = builder.build().unwrap().plan();
-        let asked = plan.planned_rules().iter().filter(|planned| planned.because == key);
+        let asked = plan.planned_rules().iter().filter(|planned| planned.setting == key);
         asked.map(|planned| (planned.chain.clone(), planned.rule.text())).collect()
     }
 
@@ -369,7 +369,7 @@ mod tests {
         let Ok(Decision::Redirect(redirect)) = pod.decide(&NamespaceFacts::new(&addresses)) else { panic!() };
         let plan = redirect.plan();
         let excluded =
-            plan.planned_rules().iter().filter(|planned| planned.because == Key::InboundExcludePorts);
+            plan.planned_rules().iter().filter(|planned| planned.setting == Key::InboundExcludePorts);
         let told: Vec<(String, Source)> =
             excluded.map(|planned| (planned.rule.text(), planned.source())).collect();
         let rule = |port: u16| alloc::format!("-p tcp -m tcp --dport {port} -j RETURN");

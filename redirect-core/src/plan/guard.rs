@@ -54,8 +54,8 @@ impl RuleListBuilder<'_> {
         group.append(GUARD_OUT, goes_on, Target::Return);
         let interfaces =
             r.exclude_interfaces().iter().map(|interface| (Key::ExcludeInterfaces, going_out(interface)));
-        for (because, exempt) in [(Key::StrictCapture, out_by_loopback())].into_iter().chain(interfaces) {
-            self.exempts(because, &[[exempt].into()]);
+        for (setting, exempt) in [(Key::StrictCapture, out_by_loopback())].into_iter().chain(interfaces) {
+            self.exempts(setting, &[[exempt].into()]);
         }
         self.exempts(Key::ProxyUid, &exempt_senders(r));
         let mut group = self.group(Key::StrictCapture, "not what opens a connection: nat would let it pass");
@@ -74,8 +74,8 @@ impl RuleListBuilder<'_> {
     }
 
     /// Connections with any of these conditions are exempt, and marked; so are all their packets.
-    fn exempts(&mut self, because: Key, exempt: &[Vec<Match>]) {
-        let mut group = self.group(because, "this connection is not captured");
+    fn exempts(&mut self, setting: Key, exempt: &[Vec<Match>]) {
+        let mut group = self.group(setting, "this connection is not captured");
         for conditions in exempt {
             let opens = [conditions.as_slice(), &[tcp(), not_answering()]].concat();
             group.append(GUARD_OUT, opens, Target::SetConnMark(MaskedMark::GUARD));

@@ -39,7 +39,7 @@ pub struct PlannedRule {
     pub(crate) position: Position,
     pub(crate) scope: Scope,
     pub(crate) rule: Rule,
-    pub(crate) because: Key,
+    pub(crate) setting: Key,
     pub(crate) source: Provenance<Source>,
     pub(crate) purpose: &'static str,
 }
@@ -71,8 +71,8 @@ impl PlannedRule {
 
     /// The setting that asked for it.
     #[must_use]
-    pub const fn because(&self) -> Key {
-        self.because
+    pub const fn setting(&self) -> Key {
+        self.setting
     }
 
     /// Who said so: the flag, variable or annotation that was set, [`Source::Default`] where none was.
@@ -175,7 +175,7 @@ impl RulePlan {
 
     /// The groups whose connections it lets pass because they are the proxy's.
     pub fn proxy_groups(&self) -> impl Iterator<Item = u32> + '_ {
-        let proxys = self.planned_rules().iter().filter(|planned| planned.because() == Key::ProxyGid);
+        let proxys = self.planned_rules().iter().filter(|planned| planned.setting() == Key::ProxyGid);
         let conditions = proxys.flat_map(|planned| &planned.rule().matches);
         conditions
             .filter_map(|condition| if let Match::OwnerGid(is) = condition { Some(is.value) } else { None })

@@ -509,7 +509,7 @@ mod tests {
         let source = |plan: &crate::RulePlan, key| {
             plan.planned_rules()
                 .iter()
-                .find(|rule| rule.because() == key)
+                .find(|rule| rule.setting() == key)
                 .map(crate::plan::PlannedRule::source)
         };
         assert_eq!(source(&by_flag, Key::ExcludeInterfaces), Some(Source::Flag("f")));

@@ -74,7 +74,7 @@ impl PlannedRule {
     /// What the rule is for, and who asked for it.
     #[must_use]
     pub fn reason(&self) -> String {
-        format!("{} [{}]", self.purpose, self.because.said_by(self.source()))
+        format!("{} [{}]", self.purpose, self.setting.said_by(self.source()))
     }
 }
 

@@ -122,7 +122,7 @@ fn every_setting_of_ambient_mode_is_behind_a_rule_or_a_family() {
         plan(&[(Key::AmbientCaptureScope, "true"), (Key::AmbientInboundPorts, "80")]),
     ];
     let rules = || all.iter().flat_map(RulePlan::planned_rules);
-    let behind: BTreeSet<Key> = rules().map(redirect_core::plan::PlannedRule::because).collect();
+    let behind: BTreeSet<Key> = rules().map(redirect_core::plan::PlannedRule::setting).collect();
     // Whether owners of pods may limit what is captured stands behind no rule of its own.
     let without_rule = [Key::AmbientIpv6, Key::AmbientCaptureScope];
     let wanted = Setting::AMBIENT.iter().map(|setting| setting.key).filter(|key| !without_rule.contains(key));

@@ -212,11 +212,11 @@ impl Ends {
 
 /// The ports to which a plan leaves connections from outside alone: those that it names, the proxy's own among them.
 pub(super) fn exempt_ports(plan: &RulePlan) -> RangeSet {
-    let is_exempt = |because: Key| {
+    let is_exempt = |setting: Key| {
         let excluded = [Key::InboundExcludePorts, Key::AmbientInboundExcludePorts, Key::InboundTunnelPort];
-        excluded.contains(&because)
+        excluded.contains(&setting)
     };
-    let exempt = plan.planned_rules().iter().filter(|planned| is_exempt(planned.because()));
+    let exempt = plan.planned_rules().iter().filter(|planned| is_exempt(planned.setting()));
     let range = |condition: &Match| {
         let Match::DestinationPort(is) = condition else { return None };
         (!is.not).then(|| (is.value.first().into(), is.value.last().into()))

@@ -13,11 +13,11 @@ use redirect_core::rule::Table;
 
 impl Walk<'_> {
     /// Whether a test holds; `None` if unknown.
-    pub(super) fn asked(&self, test: &Test) -> Result<Option<bool>, Split> {
-        let Test::AnyOf(alternatives, not) = test else { return said(self.holds(test)) };
+    pub(super) fn evaluate(&self, test: &Test) -> Result<Option<bool>, Split> {
+        let Test::AnyOf(alternatives, not) = test else { return decided(self.holds(test)) };
         let mut found = Some(false);
         for alternative in alternatives {
-            match all_of(alternative.iter().map(|test| self.asked(test)))? {
+            match all_of(alternative.iter().map(|test| self.evaluate(test)))? {
                 Some(true) => return Ok(Some(!not)),
                 Some(false) => {}
                 None => found = None,
@@ -174,7 +174,7 @@ impl Walk<'_> {
         holds: FieldMatch,
         unknown: impl FnOnce() -> Unknown,
     ) -> Result<bool, Split> {
-        self.settle(said(holds)?, unknown)
+        self.settle(decided(holds)?, unknown)
     }
 
     /// The answer, or what is assumed where it is unknown.
@@ -210,7 +210,7 @@ pub(super) enum KnownField {
     Value(u128),
 }
 
-pub(super) fn said(holds: FieldMatch) -> Result<Option<bool>, Split> {
+pub(super) fn decided(holds: FieldMatch) -> Result<Option<bool>, Split> {
     match holds {
         FieldMatch::Yes => Ok(Some(true)),
         FieldMatch::No => Ok(Some(false)),

@@ -12,7 +12,7 @@ use super::{
         set::RangeSet,
     },
     Cause, Interface, Split, Unknown, Walk, WalkInput,
-    conditions::{all_of, said},
+    conditions::{all_of, decided},
 };
 use redirect_core::{rule::Protocol, values::Family};
 use std::collections::BTreeSet;
@@ -331,7 +331,7 @@ impl<'a> Walk<'a> {
     }
 
     fn fulfils(&self, test: &RouteTest, lookup: RouteLookup) -> Result<Option<bool>, Split> {
-        said(match (test, lookup) {
+        decided(match (test, lookup) {
             (RouteTest::Mark(value, _), RouteLookup::Source) => FieldMatch::when(*value == 0),
             (RouteTest::Mark(value, mask), _) => self.now.mark.has(&self.now.packets, *value, *mask),
             (RouteTest::From(set), RouteLookup::Source) => self.has(VariedField::Destination, set),

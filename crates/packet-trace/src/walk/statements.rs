@@ -53,7 +53,7 @@ impl<'a> Walk<'a> {
                 None => Then::Rule,
             },
             Some((Statement::If(condition), Next::If(test))) => {
-                let holds = self.asked(test)?;
+                let holds = self.evaluate(test)?;
                 let holds = self.settle(holds, || Unknown::Rule(condition.to_string()))?;
                 if holds { Then::Statement } else { Then::Rule }
             }
@@ -151,7 +151,7 @@ impl<'a> Walk<'a> {
                 for element in elements {
                     let compared = self.now.packets.ranges().saturating_div(16).saturating_add(1);
                     self.spent = self.spent.saturating_add(compared);
-                    let is_it = self.asked(&element.test)?;
+                    let is_it = self.evaluate(&element.test)?;
                     if self.settle(is_it, || Unknown::Rule(map.to_string()))? {
                         return Ok(verdict(element.verdict, element.to));
                     }
