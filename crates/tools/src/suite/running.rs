@@ -1,4 +1,4 @@
-//! The process groups of the tests that run. All of them end with this program, however that ends: a terminal's signals do not reach them.
+//! The process groups of the tests that run: a terminal's signals reach this program alone, which passes the end on to all of them.
 
 use std::collections::BTreeSet;
 use std::process::{Child, Command};

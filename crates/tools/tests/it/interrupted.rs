@@ -4,14 +4,13 @@ use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::Path;
-use std::process::{Child, Command};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::process::Child;
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::json;
 use tempfile::TempDir;
+use test_support::process::{self, Killed, SHORT, until};
 
 /// A test program whose one test says which process it is, and which signals are blocked there, and never ends.
 const PROGRAM: &str = r#"#!/bin/sh
@@ -31,36 +30,27 @@ fn folder() -> TempDir {
     folder
 }
 
-/// What `read` finds, as soon as it finds it.
-fn wait<T>(what: &str, mut read: impl FnMut() -> Option<T>) -> T {
-    let start = Instant::now();
-    loop {
-        if let Some(found) = read() {
-            return found;
-        }
-        assert!(start.elapsed() < Duration::from_secs(120), "{what}");
-        thread::sleep(Duration::from_millis(5));
-    }
-}
-
 /// Starts the runner by this script, whose `$0` and `$1` are the runner and its argument, and waits until the test runs.
-fn start(folder: &Path, script: &str) -> (Child, Pid) {
-    let runner = Command::new("sh")
-        .args(["-c", script, env!("CARGO_BIN_EXE_run-tests")])
+fn start(folder: &Path, script: &str) -> (Killed, Pid) {
+    let runner = process::command("sh", ["-c", script, env!("CARGO_BIN_EXE_run-tests")])
         .arg(folder.join("built"))
         .spawn()
         .expect("starts");
-    let said = wait("the test runs", || fs::read_to_string(folder.join("program.id")).ok());
+    let runner = Killed(runner);
+    let said =
+        until("the test to run", SHORT, &[], || Ok(fs::read_to_string(folder.join("program.id")).ok()));
+    let said = said.expect("runs");
     let (id, blocked) = said.trim_end_matches('\n').split_once(' ').expect("a process and signals");
     assert_eq!(blocked, "", "no signal would end what a test starts");
     (runner, Pid::from_raw(id.parse().expect("an id")))
 }
 
 fn wait_gone(process: Pid) {
-    wait("the test ends", || {
+    let gone = until("the test to end", SHORT, &[], || {
         let stat = fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
-        (stat.is_empty() || stat.contains(") Z ")).then_some(())
+        Ok((stat.is_empty() || stat.contains(") Z ")).then_some(()))
     });
+    gone.expect("ends");
 }
 
 fn pid(child: &Child) -> Pid {
