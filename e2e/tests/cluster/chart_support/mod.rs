@@ -31,7 +31,7 @@ pub fn helm(api: Option<&ApiServer>, args: &[&str]) -> Result<Output> {
     let home = tempfile::tempdir()?;
     let mut command = process::command(tools::built("helm")?, args);
     command.env("HOME", home.path()).env_remove("KUBECONFIG");
-    // It ends before its garbage is worth collecting, on as many processors as tests leave it.
+    // It ends before its garbage is worth collecting, and tests beside it have the other processors.
     command.env("GOGC", "off").env("GOMAXPROCS", "1");
     for name in ["HELM_CACHE_HOME", "HELM_CONFIG_HOME", "HELM_DATA_HOME"] {
         command.env(name, home.path().join(name));
@@ -55,9 +55,13 @@ pub fn helm_with(api: Option<&ApiServer>, args: &[&str], values: &[&Value]) -> R
 
 /// Has Helm do something with the release.
 pub fn release(api: &ApiServer, command: &str, args: &[&str]) -> Result<Output> {
-    let mut all = vec![command, RELEASE, "--namespace", NAMESPACE];
-    all.extend(args);
-    helm(Some(api), &all)
+    release_with(api, command, args, &[])
+}
+
+/// The same with these values, of which the later ones win.
+pub fn release_with(api: &ApiServer, command: &str, args: &[&str], values: &[&Value]) -> Result<Output> {
+    let about = [command, RELEASE, "--namespace", NAMESPACE];
+    helm_with(Some(api), &[&about, args].concat(), values)
 }
 
 /// The chart rendered with further arguments, however that ends. Where these do not turn ambient mode on, none is: no cluster shows it.
