@@ -47,21 +47,23 @@ impl Victim {
     }
 
     /// Deletes something; how long it took until all was as planned again, the deleting included.
-    fn suffer(&self, number: usize) -> Duration {
+    fn suffer(&self, number: usize, node: &Node) -> Duration {
         let deletion = self.deletions[number % self.deletions.len()];
         self.is_notified();
         let (start, mut looked) = (Instant::now(), Instant::now());
         self.namespace.sh(deletion).expect("deletes");
+        let mut difference = None;
         until("it to be as planned again", LIMIT, &[], || {
             // A notification just before the last check does not come again.
             let may_have_changed = self.is_notified() || looked.elapsed() > Duration::from_millis(100);
-            let is_well =
-                may_have_changed && mismatch(&self.namespace, self.annotations, self.choice).is_none();
-            looked = if may_have_changed { Instant::now() } else { looked };
+            if may_have_changed {
+                difference = mismatch(&self.namespace, self.annotations, self.choice);
+                looked = Instant::now();
+            }
             thread::sleep(Duration::from_millis(1));
-            Ok(is_well.then_some(()))
+            Ok((may_have_changed && difference.is_none()).then_some(()))
         })
-        .unwrap_or_else(|error| panic!("{deletion}: {error:#}"));
+        .unwrap_or_else(|error| panic!("{deletion}: {error:#}: {difference:?}\n{}", node.log()));
         start.elapsed()
     }
 
@@ -115,7 +117,7 @@ fn random_deletions(is_native: bool, count: usize) {
     let mut random = TestRng::deterministic_rng(RngAlgorithm::ChaCha);
     let mut draw = |below: usize| usize::try_from(rand_u32(&mut random)).expect("a number") % below;
     let mut took: Vec<Duration> =
-        (0..count).map(|_| victims[draw(victims.len())].suffer(draw(1 << 16))).collect();
+        (0..count).map(|_| victims[draw(victims.len())].suffer(draw(1 << 16), &node)).collect();
     took.sort_unstable();
     for victim in &victims {
         assert_eq!(lost_or_added(&victim.namespace, &victim.before), [""; 0], "{}", node.log());

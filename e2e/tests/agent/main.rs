@@ -21,6 +21,7 @@ mod idle;
 mod landlock;
 mod model;
 mod net_dirs;
+mod netns_changes;
 mod nodes_ways;
 mod once;
 mod owned;

@@ -88,7 +88,7 @@ pub fn open(wanted: &BTreeMap<NetnsId, String>, directory: &Path) -> Vec<Opened>
     entries.into_iter().flatten().filter_map(open).collect()
 }
 
-async fn watch(subscriptions: ChangeSubscriptions, inventory: Arc<Inventory>, uid: String) {
+async fn watch(mut subscriptions: ChangeSubscriptions, inventory: Arc<Inventory>, uid: String) {
     let mut backoff = RecheckBackoff::default();
     // What changed before the sockets were open.
     inventory.examine(&uid);

@@ -1,6 +1,7 @@
 //! Changes in a pod's network namespace, as the kernel reports them.
 
 use std::io;
+use std::mem;
 use std::time::Duration;
 
 use netns_apply::netns::Netns;
@@ -28,7 +29,12 @@ pub fn subscribe(netns: &Netns) -> Result<Sockets, String> {
 }
 
 /// What the sockets receive.
-pub struct ChangeSubscriptions([AsyncFd<Subscription>; 2]);
+pub struct ChangeSubscriptions {
+    sockets: [AsyncFd<Subscription>; 2],
+    /// What has arrived of the burst that goes on, and when it began.
+    arrived: Notification,
+    since: Instant,
+}
 
 impl ChangeSubscriptions {
     /// Needs a tokio run-time.
@@ -36,32 +42,35 @@ impl ChangeSubscriptions {
     /// # Errors
     /// The sockets cannot be waited for.
     pub fn new([rules, routing]: Sockets) -> io::Result<Self> {
-        Ok(Self([to_be_read(rules)?, to_be_read(routing)?]))
+        let sockets = [to_be_read(rules)?, to_be_read(routing)?];
+        Ok(Self { sockets, arrived: Notification::default(), since: Instant::now() })
     }
 
-    /// Waits for a notification, and for the end of its burst; with its beginning.
+    /// Waits for a notification, and for the end of its burst; with its beginning. May be dropped and called again.
     ///
     /// # Errors
     /// Nothing more can be received.
-    pub async fn receive(&self) -> io::Result<(Instant, Notification)> {
-        let [rules, routing] = &self.0;
-        let mut notification = Notification::default();
-        while notification.is_nothing() {
-            let mut ready: AsyncFdReadyGuard<'_, Subscription> = tokio::select! {
-                ready = rules.readable() => ready?,
-                ready = routing.readable() => ready?,
-            };
-            if ready.get_inner().drain(&mut notification, MOST_READ)? {
-                ready.clear_ready();
-            }
+    pub async fn receive(&mut self) -> io::Result<(Instant, Notification)> {
+        while self.arrived.is_nothing() {
+            self.since = self.next().await?;
         }
-        let since = Instant::now();
         sleep(BURST).await;
-        self.drain(&mut notification)?;
-        Ok((since, notification))
+        for socket in &self.sockets {
+            socket.get_ref().drain(&mut self.arrived, MOST_READ)?;
+        }
+        Ok((self.since, mem::take(&mut self.arrived)))
     }
 
-    fn drain(&self, notification: &mut Notification) -> io::Result<()> {
-        self.0.iter().try_for_each(|one| one.get_ref().drain(notification, MOST_READ).map(drop))
+    /// Waits until something can be read, and reads it; when that was.
+    async fn next(&mut self) -> io::Result<Instant> {
+        let [rules, routing] = &self.sockets;
+        let mut ready: AsyncFdReadyGuard<'_, Subscription> = tokio::select! {
+            ready = rules.readable() => ready?,
+            ready = routing.readable() => ready?,
+        };
+        if ready.get_inner().drain(&mut self.arrived, MOST_READ)? {
+            ready.clear_ready();
+        }
+        Ok(Instant::now())
     }
 }
