@@ -101,6 +101,12 @@ impl PluginHealth {
         }
     }
 
+    /// As if the API server had served the plugin.
+    #[cfg(test)]
+    pub(crate) fn note_served(&self) {
+        self.note(&Answer::Served, 0);
+    }
+
     /// Whether the API server was asked, so that the verdict is more than that the agent starts.
     #[must_use]
     pub fn was_asked(&self) -> bool {

@@ -70,10 +70,11 @@ impl AgentContext {
     /// # Errors
     /// Why it is not, for people.
     pub async fn verdict(&self) -> Result<(), String> {
+        // Before the judging, which takes a while: of an agent that was starting then, nothing is a fault yet.
+        let is_starting = self.state.phase() == Phase::Starting || !self.plugin.was_asked();
         let verdict = self.judge().await;
         // Neither a start nor an end is a fault.
-        let is_passing =
-            matches!(self.state.phase(), Phase::Starting | Phase::Leaving) || !self.plugin.was_asked();
+        let is_passing = is_starting || self.state.phase() == Phase::Leaving;
         if !is_passing && lock(&self.transitions).note(verdict.is_ok(), Instant::now()) {
             self.events.send(self.event_about(&verdict));
         }
@@ -248,16 +249,15 @@ mod tests {
         tokio::task::spawn_blocking(exchange).await.expect("asks").expect("is answered")
     }
 
-    #[tokio::test]
-    async fn without_one_of_its_tasks_an_agent_is_neither_healthy_nor_ready() {
+    /// An agent that has installed nothing yet.
+    fn served(tasks: &Supervisor) -> Arc<AgentContext> {
         let env = [("KUBERNETES_SERVICE_HOST", "127.0.0.1"), ("KUBERNETES_SERVICE_PORT", "1")];
         let env = env.map(|(name, value)| (name.to_owned(), value.to_owned()));
         let (settings, _) = Settings::read(&settings_cli::ParsedArgs::default(), &env).expect("settings");
-        let tasks = Supervisor::default();
         let (metrics, registry) = Metrics::new();
         let connection = Arc::new(crate::cluster::connection(&settings));
-        let served = Arc::new(AgentContext {
-            events: EventPublisher::start("agent events", connection.clone(), metrics.clone(), &tasks),
+        Arc::new(AgentContext {
+            events: EventPublisher::start("agent events", connection.clone(), metrics.clone(), tasks),
             transitions: Mutex::default(),
             connection,
             installer: Arc::new(Installer::new(Arc::new(Real), Arc::new(PluginProgram), settings)),
@@ -271,7 +271,32 @@ mod tests {
             ambient: None,
             logs: None,
             tasks: tasks.clone(),
-        });
+        })
+    }
+
+    #[tokio::test]
+    async fn an_agent_that_starts_while_it_is_judged_was_not_unready() {
+        let served = served(&Supervisor::default());
+        let judged = served.verdict();
+        tokio::pin!(judged);
+        tokio::select! {
+            biased;
+            _ = &mut judged => panic!("files are read by another thread"),
+            () = std::future::ready(()) => {}
+        }
+        served.state.set(Phase::Installed);
+        served.plugin.note_served();
+        assert!(judged.await.is_err(), "the files were those of before");
+        assert!(!lock(&served.transitions).note(true, Instant::now()), "an event said that it was not ready");
+        // The same files are a fault of an agent that has started.
+        assert!(served.verdict().await.is_err());
+        assert!(lock(&served.transitions).note(true, Instant::now()), "no event");
+    }
+
+    #[tokio::test]
+    async fn without_one_of_its_tasks_an_agent_is_neither_healthy_nor_ready() {
+        let tasks = Supervisor::default();
+        let served = served(&tasks);
         let listener = serve::listen(Some(Ipv4Addr::LOCALHOST.into()), 0).await.expect("listens");
         let address = listener.local_addr().expect("an address");
         serve::spawn(&tasks, "health server", listener, handler(&served, AgentContext::health));
