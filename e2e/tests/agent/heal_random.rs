@@ -127,8 +127,9 @@ fn random_deletions(is_native: bool, count: usize) {
     };
     let spoiled = || ["not_applied", "not_verified", "cannot-look"].map(attempts).iter().sum::<f64>();
     let asked = f64::from(u32::try_from(count).expect("few"));
-    // A deletion between a repair and its verification fails that repair; the next one restores both.
-    wait(&node, "all to be counted", || attempts("healed") + spoiled() >= asked);
+    // A deletion between a repair and its verification fails that repair, and the next one restores both; one that comes while a repair is
+    // under way is restored by that repair. Most come when all is at rest.
+    wait(&node, "most to be counted", || attempts("healed") + spoiled() >= asked / 2.0);
     let spoiled = spoiled();
     assert_eq!(metric(&node, "istio_cni_heal_contested_pods"), Some(0.0), "{}", node.log());
     let at = |share: usize| took[(took.len() * share / 100).min(took.len() - 1)];
