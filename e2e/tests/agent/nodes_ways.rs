@@ -1,6 +1,7 @@
 //! What nodes do to an agent: directories recreated under its mounts, inotify instances exhausted, two agents at once.
 
 use std::fs::{self, File};
+use std::io::ErrorKind;
 use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -25,7 +26,12 @@ fn a_directory_recreated_under_the_mount_ends_the_agent() {
         let in_a_container = ["unshare", "--mount", "--propagation", "private", "sh", "-ec", &script, "sh"];
         let agent = node.start_as(&in_a_container);
         agent.wait_ready();
-        fs::remove_dir_all(&source).expect("removes");
+        // The agent puts back what is missing for as long as the directory is there.
+        agent.wait("the directory to be removed", || match fs::remove_dir_all(&source) {
+            Ok(()) => true,
+            Err(error) if error.kind() == ErrorKind::DirectoryNotEmpty => false,
+            Err(error) => panic!("{error}"),
+        });
         fs::create_dir(&source).expect("makes");
         assert_eq!(agent.wait_end(), Some(1), "{part}: {}", node.log());
         assert!(node.log().contains("was recreated"), "{part}: {}", node.log());
