@@ -379,7 +379,15 @@ fn pods_that_did_not_fit_are_asked_for_as_soon_as_there_is_room() {
     let mut node = node(DELETE);
     let api = Api::start(&mut node);
     for number in 0..1100 {
-        api.put(broken_pod(&format!("web-{number}"), 1));
+        let mut pod = broken_pod(&format!("web-{number}"), 1);
+        // The API server has seconds to answer, and this one writes a list anew for each request: what makes pods large is left out.
+        pod["metadata"]["managedFields"] = json!([]);
+        pod["metadata"]["annotations"] =
+            json!({"sidecar.istio.io/status": pod["metadata"]["annotations"]["sidecar.istio.io/status"]});
+        for container in pod["spec"]["containers"].as_array_mut().into_iter().flatten() {
+            container["env"] = json!([]);
+        }
+        api.put(pod);
     }
     let _agent = node.start_ready();
     wait_at_least(&node, "istio_cni_repair_queue_overflows_total", 76.0);
