@@ -816,11 +816,10 @@ fn tables_that_the_mesh_does_not_use_may_hold_any_number_of_rules() {
 
 #[test]
 fn a_run_reads_no_more_policy_rules_than_it_may_and_ends() {
-    // The kernel compares each rule that is added with all others: few, so.
-    let options = options(BackendChoice::Netlink).most_read(Some(64 << 10));
+    let options = options(BackendChoice::Netlink).most_read(Some(MOST_READ));
     let scene = || {
         let rule = |number: u32| format!("rule add priority 100 fwmark {number} lookup {number}\n");
-        run("ip", &["-batch", "-"], &(1..3_000).map(rule).collect::<String>());
+        run("ip", &["-batch", "-"], &(1..20_000).map(rule).collect::<String>());
         let error = apply(&plan("TPROXY", "80"), &options).unwrap_err();
         let words =
             "cannot list policy rules: File too large; this network namespace has more of them than are read";
