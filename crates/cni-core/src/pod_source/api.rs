@@ -14,8 +14,8 @@ use std::{
 /// The pause before the second try; every further one is twice as long, up to the longest.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
-/// What a try needs at least: it reads files first.
-const SHORTEST_TRY: Duration = Duration::from_millis(50);
+/// Silence that the deadline cuts off sooner says nothing of the server.
+const TELLING_SILENCE: Duration = Duration::from_secs(1);
 /// How long one try may take: a connection that hangs must not use up the whole deadline.
 const TRY_PATIENCE: Duration = Duration::from_secs(8);
 /// How long refusals, and responses that no API server gives, are worth another try, counted from the first of them. The agent may be renewing
@@ -103,25 +103,30 @@ fn block_on<T>(work: impl Future<Output = Result<T, PodError>>) -> Result<T, Pod
     read
 }
 
-/// Tries until a try succeeds; returns the last error if the deadline passes first, or sooner if trying again is of no use.
+/// Tries until a try succeeds; returns the last telling error if the deadline passes first, or sooner if trying again is of no use.
 async fn try_until<T>(
     mut tries: Tries,
     one_try: impl AsyncFn() -> Result<T, PodError>,
 ) -> Result<T, PodError> {
     let start = Instant::now();
+    let mut before = None;
     loop {
         let failed = match one_try().await {
             Ok(done) => return Ok(done),
             Err(failed) => failed,
         };
-        let Some(pause) = tries.failed(&failed, Instant::now()) else { return Err(failed) };
+        let Some(pause) = tries.failed(&failed, Instant::now()) else {
+            return Err(before.filter(|_| was_cut_short(&failed)).unwrap_or(failed));
+        };
         log::debug!(target: SCOPE, milliseconds = start.elapsed().as_millis() as u64; "{failed}; trying again");
+        before = Some(failed);
         tokio::time::sleep(pause).await;
-        // If the machine stood still, the pause was longer; a try that has no time left could only fail, and would hide why the last one did.
-        if Instant::now() + SHORTEST_TRY >= tries.deadline {
-            return Err(failed);
-        }
     }
+}
+
+/// Whether the try had so little time left that its failure would only hide why the one before failed.
+fn was_cut_short(failed: &PodError) -> bool {
+    matches!(failed, PodError::Api(ApiError::Silent { patience, .. }) if *patience < TELLING_SILENCE)
 }
 
 /// When to try again.
@@ -287,18 +292,35 @@ mod tests {
         );
     }
 
-    /// It would fail for lack of time, and hide why the one before failed.
-    #[test]
-    fn a_try_that_has_no_time_left_is_not_made() {
+    /// The error after a try that fails with `first`, and a second one that is silent until the deadline, for this long.
+    fn error_after(first: &PodError, silence: Duration) -> PodError {
         let pauses = Backoff::with_random(FIRST_PAUSE, LONGEST_PAUSE, || 0.0);
-        let (begun, deadline) = (Cell::new(0), FIRST_PAUSE + SHORTEST_TRY - Duration::from_millis(1));
-        let tries = Tries::new(Instant::now() + deadline, pauses);
+        let tries = Tries::new(Instant::now() + FIRST_PAUSE + Duration::from_millis(1), pauses);
+        let begun = Cell::new(0);
         let failed = block_on(try_until(tries, async || {
             begun.set(begun.get() + 1);
-            Err::<(), _>(busy(None))
+            if begun.get() == 1 {
+                return Err::<(), _>(first.clone());
+            }
+            tokio::time::sleep(Duration::from_millis(2)).await;
+            Err(silent(silence))
         }));
-        assert!(matches!(failed, Err(PodError::Busy { .. })), "{failed:?}");
-        assert_eq!(begun.get(), 1);
+        failed.unwrap_err()
+    }
+
+    fn silent(patience: Duration) -> PodError {
+        ApiError::Silent { server: "https://10.0.0.1".to_owned(), patience }.into()
+    }
+
+    #[test]
+    fn a_try_that_is_cut_short_does_not_hide_why_the_one_before_failed() {
+        assert_eq!(error_after(&busy(None), SECOND - Duration::from_millis(1)), busy(None));
+        assert_eq!(
+            error_after(&silent(8 * SECOND), Duration::ZERO),
+            silent(8 * SECOND),
+            "the longer silence"
+        );
+        assert!(!was_cut_short(&silent(SECOND)), "a second of silence tells something");
     }
 
     #[test]
