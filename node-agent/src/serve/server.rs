@@ -274,23 +274,35 @@ mod tests {
         })
     }
 
-    #[tokio::test]
-    async fn an_agent_that_starts_while_it_is_judged_was_not_unready() {
-        let served = served(&Supervisor::default());
-        let judged = served.verdict();
-        tokio::pin!(judged);
-        tokio::select! {
-            biased;
-            _ = &mut judged => panic!("files are read by another thread"),
-            () = std::future::ready(()) => {}
-        }
-        served.state.set(Phase::Installed);
-        served.plugin.note_served();
-        assert!(judged.await.is_err(), "the files were those of before");
-        assert!(!lock(&served.transitions).note(true, Instant::now()), "an event said that it was not ready");
-        // The same files are a fault of an agent that has started.
-        assert!(served.verdict().await.is_err());
-        assert!(lock(&served.transitions).note(true, Instant::now()), "no event");
+    #[test]
+    fn an_agent_that_starts_while_it_is_judged_was_not_unready() {
+        let one_reader =
+            tokio::runtime::Builder::new_current_thread().enable_all().max_blocking_threads(1).build();
+        one_reader.expect("a runtime").block_on(async {
+            let served = served(&Supervisor::default());
+            // The thread that reads files is busy until this is dropped.
+            let (hold, held) = std::sync::mpsc::channel::<()>();
+            let busy = tokio::task::spawn_blocking(move || held.recv());
+            let judged = served.verdict();
+            tokio::pin!(judged);
+            tokio::select! {
+                biased;
+                _ = &mut judged => panic!("no thread was free to read files"),
+                () = std::future::ready(()) => {}
+            }
+            served.state.set(Phase::Installed);
+            served.plugin.note_served();
+            drop(hold);
+            assert!(judged.await.is_err(), "the files were those of before");
+            assert!(
+                !lock(&served.transitions).note(true, Instant::now()),
+                "an event said that it was not ready"
+            );
+            // The same files are a fault of an agent that has started.
+            assert!(served.verdict().await.is_err());
+            assert!(lock(&served.transitions).note(true, Instant::now()), "no event");
+            assert!(busy.await.expect("no panic").is_err(), "it was held to the end");
+        });
     }
 
     #[tokio::test]
