@@ -818,8 +818,10 @@ fn tables_that_the_mesh_does_not_use_may_hold_any_number_of_rules() {
 fn a_run_reads_no_more_policy_rules_than_it_may_and_ends() {
     let options = options(BackendChoice::Netlink).most_read(Some(MOST_READ));
     let scene = || {
-        let rule = |number: u32| format!("rule add priority 100 fwmark {number} lookup {number}\n");
-        run("ip", &["-batch", "-"], &(1..20_000).map(rule).collect::<String>());
+        // Long ones: the kernel compares each with all before it.
+        let long = "from 192.0.2.0/24 to 192.0.2.0/24 iif an-interface-15 oif another-iface15 uidrange 1-2 ipproto 6 sport 1-2 dport 1-2";
+        let rule = |number: u32| format!("rule add priority 100 fwmark {number} lookup {number} {long}\n");
+        run("ip", &["-batch", "-"], &(1..8000).map(rule).collect::<String>());
         let error = apply(&plan("TPROXY", "80"), &options).unwrap_err();
         let words =
             "cannot list policy rules: File too large; this network namespace has more of them than are read";
