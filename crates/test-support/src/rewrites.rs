@@ -1,6 +1,9 @@
 //! Recorded rules that this project writes otherwise, because packets pass beside the reference's: the named rewrites of
 //! `fixtures/divergences.json`, regular expressions over lines of iptables-save and nft.
 
+use std::borrow::Cow;
+use std::sync::LazyLock;
+
 use regex::Regex;
 use serde::Deserialize;
 
@@ -35,8 +38,15 @@ struct Written {
 }
 
 impl Rewrites {
+    /// Those of the recordings; what is wrong with them otherwise. Compiling them takes longer than most comparisons.
+    pub fn named() -> Result<&'static Self, String> {
+        static NAMED: LazyLock<Result<Rewrites, String>> =
+            LazyLock::new(|| Rewrites::read(include_str!("../../../e2e/fixtures/divergences.json")));
+        NAMED.as_ref().map_err(Clone::clone)
+    }
+
     /// Those in the text of `divergences.json`; what is wrong with it otherwise.
-    pub fn read(divergences: &str) -> Result<Self, String> {
+    fn read(divergences: &str) -> Result<Self, String> {
         let divergences: Divergences =
             serde_json::from_str(divergences).map_err(|error| error.to_string())?;
         // Groups and line ends are written as in Python.
@@ -61,6 +71,13 @@ impl Rewrites {
         }
         lines
     }
+}
+
+/// A line of nft without what its counter had counted.
+pub fn without_counts(line: &str) -> Cow<'_, str> {
+    static COUNTED: LazyLock<Regex> =
+        LazyLock::new(|| Regex::new(" packets [0-9]+ bytes [0-9]+").expect("a regular expression"));
+    COUNTED.replace(line, "")
 }
 
 #[cfg(test)]

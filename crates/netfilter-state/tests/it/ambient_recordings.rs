@@ -2,13 +2,12 @@
 
 #![allow(clippy::unwrap_used)] // a panic is how a test fails
 
-use crate::recorded::{ambient_cases, ambient_redirect, named_rewrites, strings};
+use crate::recorded::{ambient_cases, ambient_redirect, strings};
 use netfilter_state::state::IptablesTables;
 use redirect_core::{Family, RulePlan, options::NativeForm, rule::Table};
-use regex::Regex;
 use serde_json::Value;
 use std::collections::BTreeMap;
-use test_support::rewrites::Printed;
+use test_support::rewrites::{Printed, Rewrites, without_counts};
 
 /// How many cases were recorded; so that a lost fixture does not look like success.
 const CASES: usize = 96;
@@ -32,7 +31,7 @@ fn is_native(case: &Value) -> bool {
 
 #[test]
 fn every_plan_is_the_recorded_state() {
-    let rewrites = named_rewrites();
+    let rewrites = Rewrites::named().unwrap();
     let mut compared = 0;
     for (name, case, plan) in cases().iter().filter(|(_, case, _)| !is_native(case)) {
         for (family, key, printed) in
@@ -96,8 +95,7 @@ fn written(text: &str) -> Native {
 
 /// What nft lists, with the rewrites.
 fn listed(lines: &[String]) -> Native {
-    let rewrites = named_rewrites();
-    let counted = Regex::new(" packets [0-9]+ bytes [0-9]+").unwrap();
+    let rewrites = Rewrites::named().unwrap();
     let (mut native, mut table, mut chain) = (Native::new(), String::new(), String::new());
     for line in lines.iter().map(|line| line.trim()) {
         let words: Vec<&str> = line.split(' ').collect();
@@ -109,8 +107,7 @@ fn listed(lines: &[String]) -> Native {
             }
             ["type", ..] | ["}" | ""] => {}
             _ => {
-                let rule = counted.replace(line, "");
-                for rule in rewrites.of(Printed::Nft, &chain, &rule) {
+                for rule in rewrites.of(Printed::Nft, &chain, &without_counts(line)) {
                     native.entry((table.clone(), chain.clone())).or_default().push(rule);
                 }
             }

@@ -2,15 +2,15 @@
 
 #![allow(clippy::unwrap_used)] // a panic is how a test fails
 
-use crate::recorded::{fixtures, named_rewrites, plan, strings};
+use crate::recorded::{fixtures, plan, strings};
 use netfilter_state::state::IptablesTables;
 use redirect_core::{Family, rule::Table};
 use serde_json::Value;
 use std::collections::BTreeMap;
-use test_support::rewrites::Printed;
+use test_support::rewrites::{Printed, Rewrites};
 
 fn recorded_state(tables: &Value, printed: Printed) -> IptablesTables {
-    let rewrites = named_rewrites();
+    let rewrites = Rewrites::named().unwrap();
     let mut text = String::new();
     for (table, lines) in tables.as_object().into_iter().flatten() {
         let rewritten = |line: String| {

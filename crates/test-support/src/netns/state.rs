@@ -2,7 +2,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::sync::LazyLock;
 
 use anyhow::{Context, Error, Result};
 use serde_json::Value;
@@ -63,9 +62,7 @@ impl State {
     /// [rewrites](crate::rewrites) have them.
     /// Routes and loopback addresses are not compared against recordings and stay empty.
     pub fn recorded(case: &Value) -> Result<Self> {
-        static REWRITES: LazyLock<Result<Rewrites, String>> =
-            LazyLock::new(|| Rewrites::read(include_str!("../../../../e2e/fixtures/divergences.json")));
-        let rewrites = REWRITES.as_ref().map_err(Error::msg)?;
+        let rewrites = Rewrites::named().map_err(Error::msg)?;
         let rewritten = |mut tables: Tables, printed| {
             tables.values_mut().for_each(|chains| rewrite(rewrites, printed, chains));
             tables

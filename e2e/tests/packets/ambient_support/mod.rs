@@ -7,7 +7,7 @@ use e2e::program;
 use serde_json::{Map, Value, json};
 use test_support::netns::{Namespace, State};
 use test_support::process::{self, Output, SHORT};
-use test_support::rewrites::{Printed, Rewrites};
+use test_support::rewrites::{Printed, Rewrites, without_counts};
 
 /// Recorded runs; so that a lost fixture does not look like success.
 const RECORDINGS: usize = 96;
@@ -57,9 +57,8 @@ impl Case {
 
     fn read(case: &Value) -> Result<Self> {
         let state = &case["state"];
-        let counted = regex::Regex::new(" packets [0-9]+ bytes [0-9]+")?;
         let nft: Vec<String> =
-            lines(&state["nft"]).iter().map(|line| counted.replace(line, "").into_owned()).collect();
+            lines(&state["nft"]).iter().map(|line| without_counts(line).into_owned()).collect();
         let recorded = json!({
             "state_v4": tables(&state["iptables"]),
             "state_v6": tables(&state["ip6tables"]),
@@ -134,7 +133,7 @@ impl Case {
 
 /// A state in which rules that are written otherwise and mean the same are written as ours.
 pub fn in_our_words(mut state: State) -> Result<State> {
-    let rewrites = Rewrites::read(include_str!("../../../fixtures/divergences.json")).map_err(Error::msg)?;
+    let rewrites = Rewrites::named().map_err(Error::msg)?;
     for (tables, printed) in [(&mut state.v4, Printed::V4), (&mut state.v6, Printed::V6)] {
         for (chain, lines) in tables.values_mut().flatten() {
             *lines = lines.iter().flat_map(|line| rewrites.of(printed, chain, line)).collect();

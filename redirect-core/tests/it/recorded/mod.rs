@@ -8,7 +8,6 @@ use redirect_core::{
 };
 use serde_json::Value;
 use std::{collections::BTreeMap, net::IpAddr, path::Path};
-use test_support::rewrites::Rewrites;
 
 /// The users and groups of the machine the recordings were made on, as far as they matter.
 struct Recorded;
@@ -23,21 +22,11 @@ impl NameLookup for Recorded {
     }
 }
 
-/// A file of the recordings.
+/// A file of the recordings, from whichever package asks.
 pub fn fixtures(file: &str) -> Value {
-    serde_json::from_str(&fixture(file)).unwrap()
-}
-
-/// The recorded rules that ours are not.
-pub fn named_rewrites() -> Rewrites {
-    Rewrites::read(&fixture("divergences.json")).unwrap()
-}
-
-/// Its text, from whichever package asks.
-fn fixture(file: &str) -> String {
     let folders = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors();
     let fixtures = folders.map(|folder| folder.join("e2e/fixtures")).find(|folder| folder.is_dir());
-    std::fs::read_to_string(fixtures.unwrap().join(file)).unwrap()
+    serde_json::from_str(&std::fs::read_to_string(fixtures.unwrap().join(file)).unwrap()).unwrap()
 }
 
 /// A list of texts; none where there is no list.
