@@ -215,8 +215,9 @@ fn first(
                 break Some(Fate::Unknown);
             }
             work.spend(walk.cost().saturating_add(std::mem::take(&mut walk.spent)));
+            // Of some steps: a copy costs more than a step.
             #[cfg(test)]
-            let before = walk.now.clone();
+            let before = work.left.is_multiple_of(8).then(|| walk.now.clone());
             match walk.step() {
                 Ok(None) if found.are_doubtful && walk.is_at_a_fork() => {
                     // Walks that have become equal continue as one.
@@ -229,7 +230,10 @@ fn first(
                 Ok(Some(fate)) => break Some(fate),
                 Err(split) => {
                     #[cfg(test)]
-                    assert_eq!(before, walk.now, "a step that splits has changed something");
+                    assert!(
+                        before.is_none_or(|before| before == walk.now),
+                        "a step that splits has changed something"
+                    );
                     found.are_doubtful |= matches!(split, Split::Unknown(_));
                     found.unknown.extend(split.unknown());
                     let (walks, cost) = walk.cost_of(&split);
