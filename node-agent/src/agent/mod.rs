@@ -326,7 +326,6 @@ impl Agent {
             Ok(Err(error)) => log::warn!(target: SCOPE, "{error}"),
             Err(error) => log::warn!(target: SCOPE, "sweeping panicked: {error}"),
         }
-        let mut tokens = self.token.changes();
         tokio::select! {
             () = signals.next_signal() => return Ok(()),
             _ = tokio::time::timeout(FIRST_TOKEN, self.token.first_answer()) => {}
@@ -337,6 +336,8 @@ impl Agent {
                 _ = tokio::time::timeout(FIRST_ENROLMENT, ambient.begun()) => {}
             }
         }
+        // What came until now is what the first pass chooses from.
+        let mut tokens = self.token.changes();
         let mut watch = None;
         loop {
             // The watch comes before the pass, so that no change is missed in between.

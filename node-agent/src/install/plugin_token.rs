@@ -42,8 +42,8 @@ pub struct PluginToken {
     source: Mutex<TokenSource>,
     /// One that an earlier agent wrote, while it is in use.
     inherited: Mutex<Option<String>>,
-    /// How often the answer changed; 0 until the first one.
-    answers: watch::Sender<u64>,
+    /// 0 until the first response, then how often the choice may have become another.
+    choices: watch::Sender<u64>,
     /// Wakes the renewer before the token's time.
     rejected: Notify,
 }
@@ -134,7 +134,7 @@ impl Default for PluginToken {
             reads_namespaces: false,
             source: Mutex::new(TokenSource::Unknown),
             inherited: Mutex::default(),
-            answers: watch::Sender::new(0),
+            choices: watch::Sender::new(0),
             rejected: Notify::new(),
         }
     }
@@ -212,14 +212,14 @@ impl PluginToken {
     /// Waits for the response to the first request, if any.
     pub async fn first_answer(&self) {
         if self.subject.is_some() {
-            let _ = self.answers.subscribe().wait_for(|answers| *answers > 0).await;
+            let _ = self.choices.subscribe().wait_for(|choices| *choices > 0).await;
         }
     }
 
-    /// Reports every further response.
+    /// Reports each time from now on that [`choose`](Self::choose) may choose another one.
     #[must_use]
     pub fn changes(&self) -> watch::Receiver<u64> {
-        self.answers.subscribe()
+        self.choices.subscribe()
     }
 
     /// Has the renewer ask for another token now, if it waits: the API server refuses the one in place.
@@ -260,7 +260,12 @@ impl PluginToken {
 
     fn set_source(&self, source: TokenSource) {
         *lock(&self.source) = source;
-        self.answers.send_modify(|answers| *answers += 1);
+        self.choices.send_modify(|choices| *choices += 1);
+    }
+
+    /// The first response counts, also where it leaves the choice as it was: it was waited for.
+    fn keep_source(&self) {
+        self.choices.send_if_modified(|choices| std::mem::replace(choices, (*choices).max(1)) == 0);
     }
 }
 
@@ -349,7 +354,7 @@ impl TokenRenewer {
         };
         match source {
             Some(source) => self.token.set_source(source),
-            None => self.token.answers.send_modify(|answers| *answers += 1),
+            None => self.token.keep_source(),
         }
         renewed.map(drop)
     }
