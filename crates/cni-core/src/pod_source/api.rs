@@ -14,8 +14,8 @@ use std::{
 /// The pause before the second try; every further one is twice as long, up to the longest.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
-/// Silence that the deadline cuts off sooner says nothing of the server.
-const TELLING_SILENCE: Duration = Duration::from_secs(1);
+/// A shorter silence, which the deadline ended, does not show what is wrong.
+const MEANINGFUL_SILENCE: Duration = Duration::from_secs(1);
 /// How long one try may take: a connection that hangs must not use up the whole deadline.
 const TRY_PATIENCE: Duration = Duration::from_secs(8);
 /// How long refusals, and responses that no API server gives, are worth another try, counted from the first of them. The agent may be renewing
@@ -103,7 +103,7 @@ fn block_on<T>(work: impl Future<Output = Result<T, PodError>>) -> Result<T, Pod
     read
 }
 
-/// Tries until a try succeeds; returns the last telling error if the deadline passes first, or sooner if trying again is of no use.
+/// Tries until a try succeeds; returns the last meaningful error if the deadline passes first, or sooner if trying again is of no use.
 async fn try_until<T>(
     mut tries: Tries,
     one_try: impl AsyncFn() -> Result<T, PodError>,
@@ -126,7 +126,7 @@ async fn try_until<T>(
 
 /// Whether the try had so little time left that its failure would only hide why the one before failed.
 fn was_cut_short(failed: &PodError) -> bool {
-    matches!(failed, PodError::Api(ApiError::Silent { patience, .. }) if *patience < TELLING_SILENCE)
+    matches!(failed, PodError::Api(ApiError::Silent { patience, .. }) if *patience < MEANINGFUL_SILENCE)
 }
 
 /// When to try again.
@@ -320,7 +320,7 @@ mod tests {
             silent(8 * SECOND),
             "the longer silence"
         );
-        assert!(!was_cut_short(&silent(SECOND)), "a second of silence tells something");
+        assert!(!was_cut_short(&silent(SECOND)), "a second of silence is a sign");
     }
 
     #[test]
