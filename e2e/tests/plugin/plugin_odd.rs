@@ -12,6 +12,7 @@ use anyhow::{Result, ensure};
 use e2e::plugin::{self, Invocation, RunDir, plain_kubeconfig, sidecar};
 use serde_json::{Value, json};
 use test_support::netns::{Families, Namespace};
+use test_support::parallel::in_threads;
 use test_support::process::{self, EARLY, LATE, SHORT};
 
 /// A deadline that is to be met, because trying goes on; the first answer comes long before it.
@@ -126,15 +127,9 @@ fn a_status_without_an_api_servers_words_is_known_by_its_number() -> Result<()> 
 }
 
 /// Checks each of them on a thread of its own: nearly all of their time is the plugin's pauses.
-fn at_once<T: Send>(
-    cases: impl IntoIterator<Item = T>,
-    check: impl Fn(T) -> Result<()> + Sync,
-) -> Result<()> {
-    thread::scope(|scope| {
-        let check = &check;
-        let threads: Vec<_> = cases.into_iter().map(|case| scope.spawn(move || check(case))).collect();
-        threads.into_iter().try_for_each(|thread| thread.join().expect("no panic"))
-    })
+fn at_once<T: Send, const N: usize>(cases: [T; N], check: impl Fn(T) -> Result<()> + Sync) -> Result<()> {
+    let check = &check;
+    in_threads(N, cases.into_iter().map(|case| move || check(case)).collect()).into_iter().collect()
 }
 
 /// With a limit on memory, because without it a machine only becomes slow.
