@@ -9,8 +9,11 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
+use nix::fcntl::{Flock, FlockArg};
+use nix::ifaddrs::{InterfaceAddress, getifaddrs};
 use nix::mount::{MsFlags, mount};
-use nix::sched::{CloneFlags, setns};
+use nix::net::if_::InterfaceFlags;
+use nix::sched::{CloneFlags, setns, unshare};
 
 use crate::leftovers::{ETC_NETNS, NAMESPACES, fresh_name, remove_namespace};
 use crate::process::{self, Output, SHORT};
@@ -40,6 +43,9 @@ pub const REMOTE_V6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1);
 pub const POD_MAC: &str = "02:00:00:00:00:02";
 /// The hardware address of what a pod's `eth0` is connected to.
 pub const CLIENT_MAC: &str = "02:00:00:00:00:01";
+
+/// For `ip -batch`.
+const LO_UP: &str = "link set lo up\n";
 
 /// Which addresses a namespace's interfaces get. Without IPv6 the kernel's IPv6 is off in the namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,40 +90,57 @@ impl Namespace {
     /// A namespace that looks like a pod's: `eth0` up with [`POD_V4`]`/24` and [`POD_V6`]`/64`, its peer `pe0` in the
     /// same namespace, so that no packet leaves it. No default route.
     pub fn pod(families: Families) -> Result<Self> {
-        let namespace = Self::empty(families)?;
+        let namespace = Self::new(families)?;
         let address = |v6| format!("{}/{}", pod_address(v6), if v6 { 64 } else { 24 });
-        namespace.add_eth0(families.each().map(address))?;
+        namespace.with_eth0(LO_UP, families.each().map(address))?;
         Ok(namespace)
     }
 
     /// A namespace with nothing but `lo`, up.
     pub fn empty(families: Families) -> Result<Self> {
-        let namespace = Self { name: fresh_name() };
-        process::run(&mut process::command("ip", ["netns", "add", &namespace.name]), SHORT)?.ok()?;
+        let namespace = Self::new(families)?;
+        namespace.ip_batch(LO_UP)?;
+        Ok(namespace)
+    }
+
+    /// A namespace whose `lo` is down. Made here: a hundred times the kernel's work is to start `ip`.
+    fn new(families: Families) -> Result<Self> {
+        share_namespaces()?;
+        let namespace = Self::named(fresh_name())?;
         // Where duplicates were looked for, an address would be tentative for a second or two.
         let (switches, value) = match families {
             Families::V4 => (&["all/disable_ipv6"][..], "1"),
             Families::V6 | Families::Dual => (&["all/accept_dad", "default/accept_dad"][..], "0"),
         };
-        namespace.enter(|| {
-            switches
-                .iter()
-                .try_for_each(|switch| fs::write(format!("/proc/sys/net/ipv6/conf/{switch}"), value))
-        })??;
-        namespace.ip_batch("link set lo up\n")?;
+        on_a_thread(|| {
+            unshare(CloneFlags::CLONE_NEWNET).context("no new network namespace")?;
+            namespace.bind(Path::new("/proc/thread-self/ns/net"))?;
+            for switch in switches {
+                fs::write(format!("/proc/sys/net/ipv6/conf/{switch}"), value)?;
+            }
+            Ok(namespace)
+        })
+    }
+
+    /// A name without a namespace. Dropping the value takes it away.
+    fn named(name: String) -> Result<Self> {
+        let namespace = Self { name };
+        File::create(namespace.path())?;
         Ok(namespace)
+    }
+
+    /// Makes the name that of an existing network namespace.
+    fn bind(&self, existing: &Path) -> Result<()> {
+        mount(Some(existing), &self.path(), None::<&str>, MsFlags::MS_BIND, None::<&str>)
+            .with_context(|| format!("cannot give {} a name", existing.display()))
     }
 
     /// Gives an existing network namespace, such as `/proc/PID/ns/net`, a name of its own. Dropping the value takes the name
     /// away; the namespace lives on for its other holders.
     pub fn attach(existing: &Path) -> Result<Self> {
-        let name = fresh_name();
-        fs::create_dir_all(NAMESPACES)?;
-        // From here on dropping the value cleans up.
-        let namespace = Self { name };
-        File::create(namespace.path())?;
-        mount(Some(existing), &namespace.path(), None::<&str>, MsFlags::MS_BIND, None::<&str>)
-            .with_context(|| format!("cannot attach to {}", existing.display()))?;
+        share_namespaces()?;
+        let namespace = Self::named(fresh_name())?;
+        namespace.bind(existing)?;
         Ok(namespace)
     }
 
@@ -155,15 +178,26 @@ impl Namespace {
         Path::new(NAMESPACES).join(&self.name)
     }
 
-    /// A command that runs `command` in the namespace, in a mount namespace of its own with the `/etc/resolv.conf` set here.
+    /// A command that runs `command` in the namespace; in a mount namespace of its own where it has files of its own, such as `/etc/resolv.conf`.
     /// Standard streams, user and process group are the caller's to set on the result.
     pub fn command(&self, command: &Command) -> Command {
-        process::prefixed(&["ip", "netns", "exec", &self.name], command)
+        if self.has_own_files() {
+            process::prefixed(&["ip", "netns", "exec", &self.name], command)
+        } else {
+            process::prefixed(&["nsenter", &format!("--net={}", self.path().display())], command)
+        }
+    }
+
+    fn has_own_files(&self) -> bool {
+        Path::new(ETC_NETNS).join(&self.name).exists()
     }
 
     /// Runs a command in the namespace to its end. An exit code other than 0 is not an error; see [`Output::ok`].
     pub fn run(&self, command: &Command) -> Result<Output> {
-        process::run(&mut self.command(command), SHORT)
+        if self.has_own_files() {
+            return process::run(&mut self.command(command), SHORT);
+        }
+        self.enter(|| process::run(&mut process::prefixed(&[], command), SHORT))?
     }
 
     /// Runs a shell script in the namespace; an exit code other than 0 is an error.
@@ -179,15 +213,20 @@ impl Namespace {
 
     /// Feeds lines to `ip -batch` in the namespace.
     pub fn ip_batch(&self, lines: &str) -> Result<()> {
-        let mut ip = process::command("ip", ["-n", &self.name, "-batch", "-"]);
-        process::run_with_input(&mut ip, lines, SHORT)?.ok()?;
+        let mut ip = process::command("ip", ["-batch", "-"]);
+        self.enter(|| process::run_with_input(&mut ip, lines, SHORT))??.ok()?;
         Ok(())
     }
 
     /// Makes an `eth0` that is up, with these addresses. Its peer `pe0` is in the namespace as well, so that no packet leaves it.
     pub fn add_eth0<S: AsRef<str>>(&self, addresses: impl IntoIterator<Item = S>) -> Result<()> {
+        self.with_eth0("", addresses)
+    }
+
+    /// `before`: further lines for `ip -batch`.
+    fn with_eth0<S: AsRef<str>>(&self, before: &str, addresses: impl IntoIterator<Item = S>) -> Result<()> {
         let begin = format!(
-            "link add eth0 address {POD_MAC} type veth peer name pe0 address {CLIENT_MAC}\nlink set pe0 up\nlink set eth0 up\n"
+            "{before}link add eth0 address {POD_MAC} type veth peer name pe0 address {CLIENT_MAC}\nlink set pe0 up\nlink set eth0 up\n"
         );
         let lines = addresses.into_iter().map(|address| added(address.as_ref(), "eth0"));
         self.ip_batch(&lines.fold(begin, |lines, line| lines + &line))?;
@@ -258,14 +297,33 @@ fn is_local_route(line: &str, address: &str) -> bool {
 /// Runs a closure on a thread of its own inside the network namespace of a file, such as `/run/netns/NAME` or `/proc/PID/ns/net`.
 pub fn enter<T: Send>(namespace: &Path, action: impl FnOnce() -> T + Send) -> Result<T> {
     let file = File::open(namespace).with_context(|| format!("no namespace {}", namespace.display()))?;
-    thread::scope(|scope| {
-        let entered = scope.spawn(|| -> Result<T> {
-            setns(&file, CloneFlags::CLONE_NEWNET)
-                .with_context(|| format!("cannot enter {}", namespace.display()))?;
-            Ok(action())
-        });
-        entered.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    on_a_thread(|| {
+        setns(&file, CloneFlags::CLONE_NEWNET)
+            .with_context(|| format!("cannot enter {}", namespace.display()))?;
+        Ok(action())
     })
+}
+
+/// Runs a closure on a thread of its own, so that it can leave this one's network namespace.
+fn on_a_thread<T: Send>(action: impl FnOnce() -> T + Send) -> T {
+    thread::scope(|scope| scope.spawn(action).join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+}
+
+/// Makes the folder of named namespaces a mount that is shared, as `ip netns` does it: in other mount namespaces, names come and go with those here.
+fn share_namespaces() -> Result<()> {
+    let none = None::<&Path>;
+    let share = || mount(none, NAMESPACES, none, MsFlags::MS_SHARED | MsFlags::MS_REC, none);
+    fs::create_dir_all(NAMESPACES)?;
+    if share().is_ok() {
+        return Ok(());
+    }
+    // Not a mount yet. One of the processes that find that makes it one; `ip netns` takes the same lock.
+    let _lock = Flock::lock(File::open(NAMESPACES)?, FlockArg::LockExclusive).map_err(|(_, errno)| errno)?;
+    if share().is_err() {
+        mount(Some(NAMESPACES), NAMESPACES, none, MsFlags::MS_BIND | MsFlags::MS_REC, none)?;
+        share()?;
+    }
+    Ok(())
 }
 
 /// A client and a pod, each in a namespace of its own, their `eth0` the two ends of one veth pair.
@@ -282,13 +340,13 @@ pub struct Topology {
 impl Topology {
     /// The two namespaces, connected.
     pub fn new(families: Families) -> Result<Self> {
-        let topology = Self { client: Namespace::empty(families)?, pod: Namespace::empty(families)? };
+        let topology = Self { client: Namespace::new(families)?, pod: Namespace::new(families)? };
         let (client, pod) = (&topology.client, &topology.pod);
         let mut of_client = format!(
-            "link add eth0 address {CLIENT_MAC} type veth peer name eth0 netns {} address {POD_MAC}\nlink set eth0 up\n",
+            "{LO_UP}link add eth0 address {CLIENT_MAC} type veth peer name eth0 netns {} address {POD_MAC}\nlink set eth0 up\n",
             pod.name()
         );
-        let mut of_pod = "link set eth0 up\n".to_owned();
+        let mut of_pod = format!("{LO_UP}link set eth0 up\n");
         for v6 in families.each() {
             let (network, host, all) = if v6 { (64, 128, "::/0") } else { (24, 32, "default") };
             of_client += &added(&format!("{}/{network}", client_address(v6)), "eth0");
@@ -306,8 +364,12 @@ impl Topology {
     fn wait_for_carrier(&self) -> Result<()> {
         for namespace in [&self.client, &self.pod] {
             process::until("eth0 to be up", Duration::from_secs(60), &[], || {
-                let link = namespace.run(&process::command("ip", ["link", "show", "dev", "eth0"]))?.ok()?;
-                Ok(link.stdout.contains("state UP").then_some(()))
+                let is_up = |link: InterfaceAddress| {
+                    link.interface_name == "eth0" && link.flags.contains(InterfaceFlags::IFF_RUNNING)
+                };
+                #[expect(clippy::disallowed_methods, reason = "glibc's, in tests")]
+                let is_up = namespace.enter(|| getifaddrs().map(|mut links| links.any(is_up)))??;
+                Ok(is_up.then_some(()))
             })?;
             namespace.settled_with(&["eth0"])?;
         }

@@ -157,10 +157,14 @@ pub fn command_line(command: &Command) -> String {
     words.map(OsStr::to_string_lossy).collect::<Vec<_>>().join(" ")
 }
 
-/// A command that runs `inner` after the words of `prefix`, with `inner`'s arguments, environment and folder.
+/// A command that runs `inner` after the words of `prefix`, if any, with `inner`'s arguments, environment and folder.
 pub fn prefixed(prefix: &[&str], inner: &Command) -> Command {
-    let mut outer = Command::new(prefix[0]);
-    outer.args(&prefix[1..]).arg(inner.get_program()).args(inner.get_args());
+    let program = prefix.first().map_or(inner.get_program(), OsStr::new);
+    let mut outer = Command::new(program);
+    if !prefix.is_empty() {
+        outer.args(&prefix[1..]).arg(inner.get_program());
+    }
+    outer.args(inner.get_args());
     for (name, value) in inner.get_envs() {
         match value {
             Some(value) => outer.env(name, value),

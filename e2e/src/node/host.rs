@@ -48,14 +48,12 @@ impl Host {
     /// Makes the namespaces. `folder` holds files of the node, under the same path inside and outside.
     pub(crate) fn start(folder: &Path, families: Families) -> Result<Self> {
         let namespace = Namespace::empty(families)?;
-        // The bridge's IPv6 address serves at once, not after the seconds in which another node might object to it.
-        namespace.enter(|| fs::write("/proc/sys/net/ipv6/conf/default/accept_dad", "0"))??;
         namespace.add_eth0(addresses(families).map(|(address, length)| format!("{address}/{length}")))?;
         let cgroup = Cgroup::new(namespace.name())?;
-        let mut command = process::command("nsenter", [format!("--net={}", namespace.path().display())]);
-        let unshare = "unshare --mount --pid --kill-child=KILL --propagation=private --mount-proc";
-        command.args(unshare.split(' '));
-        command.arg("--").arg(helper()?).arg("node-init").arg(folder);
+        let options = "--mount --pid --kill-child=KILL --propagation=private --mount-proc --";
+        let mut command = process::command("unshare", options.split(' '));
+        command.arg(helper()?).arg("node-init").arg(folder);
+        let command = namespace.command(&command);
         let keeper = Background::start("the node's first process", &command, &folder.join("init.log"))?
             .killed_on_drop();
         let first_process = until("the node's namespaces", Duration::from_secs(120), &[&keeper], || {

@@ -618,8 +618,9 @@ fn pods_come_and_go(is_native: bool) {
 
 /// The node's ends of links, which are gone with the pods' network namespaces.
 fn links(mesh: &Mesh) -> Vec<String> {
-    let listing = mesh.world.host.sh("ls /sys/class/net").expect("lists").stdout;
-    listing.lines().filter(|name| name.starts_with("to-")).map(str::to_owned).collect()
+    let listing = mesh.world.host.sh("cat /proc/net/dev").expect("lists").stdout;
+    let names = listing.lines().filter_map(|line| line.split_once(':')).map(|(name, _)| name.trim());
+    names.filter(|name| name.starts_with("to-")).map(str::to_owned).collect()
 }
 
 /// What two processes hold: descriptors of the agent, and network namespaces of both.
