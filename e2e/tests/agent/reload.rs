@@ -229,8 +229,9 @@ fn a_folder_that_is_written_file_by_file_is_read_when_it_is_whole() {
     // Neither what cannot be read as a text, nor what never ends, nor the folder's end changes anything.
     fs::write(folder.join("EXCLUDE_NAMESPACES"), b"\xff\xfe").expect("writes");
     agent.wait_metric(REFUSED, 1.0);
-    fs::remove_file(folder.join("EXCLUDE_NAMESPACES")).expect("removes");
-    symlink("/dev/zero", folder.join("EXCLUDE_NAMESPACES")).expect("links");
+    // In one step: without the file, the setting would be its default.
+    symlink("/dev/zero", folder.join(".new")).expect("links");
+    fs::rename(folder.join(".new"), folder.join("EXCLUDE_NAMESPACES")).expect("replaces");
     agent.wait("the device", || node.log().contains("is not a regular file"));
     fs::rename(&folder, node.path("gone")).expect("renames");
     agent.wait("the folder", || node.log().matches("are invalid; keeping").count() >= 4);
