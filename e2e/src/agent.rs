@@ -14,7 +14,7 @@ use crate::plugin::Invocation;
 use crate::program;
 use serde_json::{Value, json};
 use test_support::port::free_port;
-use test_support::process::{Killed, Patience, prefixed};
+use test_support::process::{Killed, prefixed, until};
 
 /// The variables that name an agent's directories, and what tests call these below a folder of theirs.
 pub const DIRECTORIES: [(&str, &str); 5] = [
@@ -257,11 +257,8 @@ impl Agent<'_> {
 
     /// Waits until something is so. Panics after [`DEADLINE`], with `what`, the readiness and the log.
     pub fn wait(&self, what: &str, mut is_so: impl FnMut() -> bool) {
-        let mut patience = Patience::new(DEADLINE);
-        while !is_so() {
-            let last = self.readyz();
-            assert!(!patience.is_over(), "never came: {what}\n{last:?}\n{}", self.node.log());
-            thread::sleep(Duration::from_millis(10));
+        if let Err(error) = until(what, DEADLINE, &[], || Ok(is_so().then_some(()))) {
+            panic!("{error}\n{:?}\n{}", self.readyz(), self.node.log());
         }
     }
 
@@ -310,14 +307,8 @@ impl Agent<'_> {
 
     /// Waits until it ends; returns its exit code.
     pub fn wait_end(mut self) -> Option<i32> {
-        let mut patience = Patience::new(DEADLINE);
-        loop {
-            if let Some(status) = self.child.try_wait().expect("waits") {
-                return status.code();
-            }
-            assert!(!patience.is_over(), "does not end\n{}", self.node.log());
-            thread::sleep(Duration::from_millis(5));
-        }
+        let ended = until("its end", DEADLINE, &[], || Ok(self.child.try_wait()?));
+        ended.unwrap_or_else(|error| panic!("{error}\n{}", self.node.log())).code()
     }
 
     /// Kills it with SIGKILL, and waits for its end.
