@@ -55,9 +55,6 @@ wait "$installing" || {
     exit 1
 }
 cat "$work/installed"
-# Where tests note each time they try again (e2e/src/retries.rs).
-retries=$target/retries.txt
-rm -f "$retries"
 cargo test --quiet --locked --workspace --no-run --message-format=json --lib --bins "${tests[@]}" >"$work/built"
 export BUILT_PROGRAMS=$target/debug
 # Tests run programs also as other users, who may not enter every folder: root's own, for instance.
@@ -98,9 +95,5 @@ if [ -n "$documentation" ]; then
         cat "$work/documentation"
     fi
     awk '/^test result:/ { passed += $4; failed += $6 } END { printf "documentation: %d passed, %d failed\n", passed, failed }' "$work/documentation"
-fi
-if [ -s "$retries" ]; then
-    printf '%s times a test tried again:\n' "$(wc -l <"$retries")"
-    sed 's/^/  /' "$retries"
 fi
 exit "$status"

@@ -6,7 +6,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitStatus};
+use std::process::Command;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -14,7 +14,6 @@ use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::retries::once_in;
 use crate::tools;
 use test_support::leftovers::{fresh_name, temp_dir};
 use test_support::port::free_port;
@@ -141,11 +140,6 @@ impl ApiServer {
         })
     }
 
-    /// The store's process, for who waits for an answer that only comes while it runs.
-    fn store(&self) -> Vec<&Background> {
-        self.etcd.iter().collect()
-    }
-
     /// Starts the server after [`ApiServer::stop`], on the same port with the same data, and waits until it is ready.
     pub fn start_again(&self) -> Result<()> {
         ensure!(self.etcd.is_some(), "others use this API server");
@@ -153,15 +147,20 @@ impl ApiServer {
         if running.is_some() {
             return Ok(());
         }
-        // It gives itself seconds for steps of its start, and ends when they are over: also where the machine stands still in them.
-        *running = Some(once_in(5, || self.start_server())?);
+        *running = Some(self.start_server()?);
         Ok(())
     }
 
     fn start_server(&self) -> Result<Background> {
         let server =
             Background::start("kube-apiserver", &self.server_command()?, &self.log)?.killed_on_drop();
-        self.await_answer(&[&[&server], &*self.store()].concat())?;
+        // Ready means that etcd answers, too.
+        let mut probe = self.curl("/readyz")?;
+        let processes: Vec<_> = [&server].into_iter().chain(&self.etcd).collect();
+        until("the API server to be ready", START, &processes, || {
+            let answer = process::run(&mut probe, SHORT)?;
+            Ok((answer.stdout == "ok").then_some(()))
+        })?;
         Ok(server)
     }
 
@@ -262,14 +261,14 @@ impl ApiServer {
     /// Runs kubectl with a kubeconfig file, however it ends.
     pub fn kubectl_as(&self, kubeconfig: &Path, args: &[&str]) -> Result<Output> {
         let mut kubectl = self.kubectl_command(kubeconfig)?;
-        self.patiently(kubectl.args(args), "")
+        process::run(kubectl.args(args), SHORT)
     }
 
     /// Creates or changes objects given as YAML or JSON, as the admin.
     pub fn apply(&self, objects: &str) -> Result<()> {
         let mut kubectl = self.kubectl_command(&self.admin_kubeconfig())?;
         kubectl.args(["apply", "--server-side", "--force-conflicts", "-f", "-"]);
-        self.patiently(&mut kubectl, objects)?.ok()?;
+        process::run_with_input(&mut kubectl, objects, SHORT)?.ok()?;
         Ok(())
     }
 
@@ -277,7 +276,7 @@ impl ApiServer {
     pub fn create(&self, object: &Value) -> Result<Value> {
         let mut kubectl = self.kubectl_command(&self.admin_kubeconfig())?;
         kubectl.args(["apply", "--server-side", "-o", "json", "-f", "-"]);
-        let output = self.patiently(&mut kubectl, &object.to_string())?.ok()?;
+        let output = process::run_with_input(&mut kubectl, &object.to_string(), SHORT)?.ok()?;
         serde_json::from_str(&output.stdout).context("kubectl printed no JSON")
     }
 
@@ -290,18 +289,7 @@ impl ApiServer {
     /// Reads what is at a path. Costs a tenth of what kubectl does: for who asks repeatedly.
     pub fn read(&self, path: &str) -> Result<Value> {
         let mut curl = self.curl(path)?;
-        curl.arg("--fail-with-body");
-        let mut answer = process::run(&mut curl, SHORT)?;
-        for _ in 0..10 {
-            // 22: an answer that is an error.
-            let is_answer = answer.status.success()
-                || (answer.code() == Some(22) && !STANDSTILL.iter().any(|part| answer.stdout.contains(part)));
-            if is_answer {
-                break;
-            }
-            self.await_answer(&self.store())?;
-            answer = process::run(&mut curl, SHORT)?;
-        }
+        let answer = process::run(curl.arg("--fail-with-body"), SHORT)?;
         serde_json::from_str(&answer.ok()?.stdout).context("the API server answers no JSON")
     }
 
@@ -445,50 +433,7 @@ impl ApiServer {
         curl.arg(format!("{}{path}", self.url()));
         Ok(curl)
     }
-
-    /// Runs kubectl to its end, again where it failed only because the machine stood still: once the server answers.
-    fn patiently(&self, kubectl: &mut Command, input: &str) -> Result<Output> {
-        let mut output = process::run_with_input(kubectl, input, SHORT)?;
-        for _ in 0..10 {
-            if output.status.success() || !STANDSTILL.iter().any(|part| output.stderr.contains(part)) {
-                break;
-            }
-            self.await_answer(&self.store())?;
-            output = process::run_with_input(kubectl, input, SHORT)?;
-            // The try before may have done it, and lost only the answer.
-            let verbs = [("create", "(AlreadyExists)"), ("delete", "(NotFound)")];
-            if verbs.iter().any(|(verb, error)| {
-                output.stderr.contains(error) && kubectl.get_args().any(|argument| argument == *verb)
-            }) {
-                output.status = ExitStatus::default();
-            }
-        }
-        Ok(output)
-    }
-
-    /// Waits until the server is ready, which it says only when etcd answers it.
-    fn await_answer(&self, processes: &[&Background]) -> Result<()> {
-        let mut probe = self.curl("/readyz")?;
-        until("the API server to be ready", START, processes, || {
-            let answer = process::run(&mut probe, SHORT)?;
-            Ok((answer.stdout == "ok").then_some(()))
-        })
-    }
 }
-
-/// What kubectl says when it, the server or etcd found its time over, as they do where the machine stands still.
-const STANDSTILL: [&str; 10] = [
-    "TLS handshake timeout",
-    "client connection lost",
-    "deadline exceeded",
-    "i/o timeout",
-    "Client.Timeout",
-    "etcdserver: ",
-    "transport is closing",
-    "keepalive ping failed",
-    "unexpected EOF",
-    "in the time allotted",
-];
 
 fn start_etcd(folder: &Path) -> Result<(Background, String)> {
     let (client, peer) =

@@ -20,7 +20,6 @@
 //! | [`ztunnel`] | a client of ZDS as strict as ztunnel, and a stock ztunnel |
 //! | [`segments`] | TCP segments made by hand, and what comes back |
 //! | [`killing`] | programs killed at random moments |
-//! | [`retries`] | another try where the machine stood still, and a note of each |
 //! | [`program`] | the programs under test, built where they are not |
 //! | [`strace`] | a program's system calls, noted or made to fail |
 //! | [`terminal`] | a terminal: what programs draw on it, its keys and its size |
@@ -63,7 +62,6 @@ pub mod pods;
 pub mod privileges;
 pub mod program;
 pub mod redirectctl;
-pub mod retries;
 pub mod segments;
 pub mod strace;
 pub mod terminal;

@@ -10,9 +10,8 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use e2e::plugin::{Answer, Invocation, PodApi, RunDir, istio_cni, plain_kubeconfig, sidecar};
-use e2e::retries::once_in;
 use e2e::traffic::{Client, TcpServer};
 use serde_json::{Value, json};
 use test_support::netns::{Families, Namespace};
@@ -516,24 +515,18 @@ fn the_agent_gets_the_lines_in_one_request() -> Result<()> {
             }
         }
     });
-    // The plugin gives the agent a second, which is over where the machine stands still in it.
-    once_in(5, || {
-        let answer = add(&run_dir, &namespace).run()?;
-        let said: Vec<String> = answer.0.stderr.lines().map(str::to_owned).collect();
-        // Whatever the plugin has sent comes before a request of our own.
-        UnixStream::connect(&socket)?
-            .write_all(b"POST /log HTTP/1.0\r\nContent-Length: 7\r\n\r\n[\"end\"]")?;
-        let is_end = |lines: &Result<Vec<String>>| lines.as_ref().is_ok_and(|lines| lines == &["end"]);
-        let requests: Vec<_> = received.iter().take_while(|lines| !is_end(lines)).collect();
-        // Before them that it is called, which is for the agent alone.
-        let is_whole = |lines: &[String]| {
-            lines
-                .split_first()
-                .is_some_and(|(first, rest)| first.contains("\"called\":\"ADD\"") && rest == said)
-        };
-        ensure!(matches!(&requests[..], [Ok(lines)] if is_whole(lines)), "{requests:?}");
-        Ok(())
-    })
+    let answer = add(&run_dir, &namespace).run()?;
+    let said: Vec<String> = answer.0.stderr.lines().map(str::to_owned).collect();
+    // Whatever the plugin has sent comes before a request of our own, also where the answer came too late for it.
+    UnixStream::connect(&socket)?.write_all(b"POST /log HTTP/1.0\r\nContent-Length: 7\r\n\r\n[\"end\"]")?;
+    let is_end = |lines: &Result<Vec<String>>| lines.as_ref().is_ok_and(|lines| lines == &["end"]);
+    let requests: Vec<_> = received.iter().take_while(|lines| !is_end(lines)).collect();
+    let [Ok(lines)] = &requests[..] else { bail!("{requests:?}") };
+    // Before them that it is called, which is for the agent alone.
+    let (called, rest) = lines.split_first().context("no line")?;
+    ensure!(called.contains("\"called\":\"ADD\""), "{called}");
+    assert_eq!(rest, said);
+    Ok(())
 }
 
 /// The lines of one request, which is answered.

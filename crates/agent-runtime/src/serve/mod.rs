@@ -179,6 +179,11 @@ impl Acceptor for TcpListener {
 
 /// Answers requests for ever. Silent clients, however many, do not block others.
 pub async fn connections(listener: impl Acceptor, answer: Handler) -> Infallible {
+    answer_within(HEAD_PATIENCE, listener, answer).await
+}
+
+/// `patience`: how long a request's head may take.
+async fn answer_within(patience: Duration, listener: impl Acceptor, answer: Handler) -> Infallible {
     let slots = Slots::new(MOST_CONNECTIONS);
     loop {
         let stream = match listener.next().await {
@@ -205,7 +210,7 @@ pub async fn connections(listener: impl Acceptor, answer: Handler) -> Infallible
             });
             let connection = http1::Builder::new()
                 .timer(TokioTimer::new())
-                .header_read_timeout(HEAD_PATIENCE)
+                .header_read_timeout(patience)
                 .max_buf_size(16 * 1024)
                 .serve_connection(TokioIo::new(stream), service);
             // Errors of a client do not matter here.
@@ -224,4 +229,73 @@ pub fn spawn(
     answer: Handler,
 ) -> AbortHandle {
     tasks.spawn(name, async move { match connections(listener, answer).await {} })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LONG: Duration = Duration::from_secs(240);
+
+    /// What a client gets from a server with this patience.
+    async fn with_server<T>(patience: Duration, client: impl AsyncFnOnce(SocketAddr) -> io::Result<T>) -> T {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.expect("a port");
+        let address = listener.local_addr().expect("an address");
+        let answer = handler(&Arc::new(()), |_, _| async { text(StatusCode::OK, "ok") });
+        tokio::select! {
+            got = tokio::time::timeout(LONG, client(address)) => got.expect("in time").expect("gets it"),
+            never = answer_within(patience, listener, answer) => match never {},
+        }
+    }
+
+    /// Waits until something arrives, or the connection ends: with nothing.
+    async fn receive(stream: &TcpStream) -> io::Result<Vec<u8>> {
+        let mut bytes = vec![0; 1024];
+        loop {
+            stream.readable().await?;
+            match stream.try_read(&mut bytes) {
+                Ok(count) => {
+                    bytes.truncate(count);
+                    return Ok(bytes);
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    #[tokio::test(flavor = "current_thread")]
+    async fn of_silent_clients_only_the_oldest_make_room() {
+        const SILENT: usize = 300;
+        const REQUESTS: usize = 8;
+        with_server(LONG, async |address| {
+            let mut silent = Vec::new();
+            for _ in 0..SILENT {
+                silent.push(TcpStream::connect(address).await?);
+            }
+            for _ in 0..REQUESTS {
+                let stream = TcpStream::connect(address).await?;
+                stream.writable().await?;
+                stream.try_write(b"GET / HTTP/1.0\r\n\r\n")?;
+                assert!(receive(&stream).await?.starts_with(b"HTTP/1.0 200 OK"));
+            }
+            let (closed, newer) = silent.split_at(SILENT - MOST_CONNECTIONS);
+            for stream in closed {
+                assert_eq!(receive(stream).await?, b"");
+            }
+            for stream in &newer[REQUESTS..] {
+                let read = stream.try_read(&mut [0]).map_err(|error| error.kind());
+                assert_eq!(read, Err(io::ErrorKind::WouldBlock));
+            }
+            Ok(())
+        })
+        .await;
+    }
+
+    #[tokio::test(flavor = "current_thread")]
+    async fn a_client_that_stays_silent_is_hung_up_on() {
+        let end =
+            with_server(Duration::from_millis(1), async |to| receive(&TcpStream::connect(to).await?).await);
+        assert_eq!(end.await, b"");
+    }
 }

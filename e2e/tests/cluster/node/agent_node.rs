@@ -15,7 +15,6 @@ use crate::agent_support::{
 use anyhow::{Context, Result, ensure};
 use e2e::kube::ApiServer;
 use e2e::node::{Node, plain_pod, sidecar_pod};
-use e2e::retries::once_in;
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 use test_support::process::{self, until};
@@ -35,20 +34,13 @@ fn the_manifest_manages_a_node_with_its_roles_and_nothing_more() -> Result<()> {
     let log = agent.log("install-cni")?;
     ensure!(!log.contains("\twarn\t") && !log.contains("\terror\t"), "{log}");
 
-    let mut pods = 0;
-    // The plugin gives the agent a second to take its account of a pod, which is over where the machine stands still in it.
-    once_in(3, || {
-        pods += 1;
-        let sidecar = node.start_pod(&sidecar_pod(&format!("first-{pods}")))?;
-        sidecar.wait_running(POD)?;
-        assert_redirected(&node, &sidecar)?;
-        until("the plugin's line in the agent's log", Duration::from_secs(30), &[], || {
-            let log = agent.log("install-cni")?;
-            Ok(log
-                .lines()
-                .any(|log| log.contains("\tcni-plugin\t") && log.contains("redirected"))
-                .then_some(()))
-        })
+    let sidecar = node.start_pod(&sidecar_pod("first"))?;
+    sidecar.wait_running(POD)?;
+    assert_redirected(&node, &sidecar)?;
+    until("the plugin's line in the agent's log", Duration::from_secs(30), &[], || {
+        let log = agent.log("install-cni")?;
+        let is_there = log.lines().any(|log| log.contains("\tcni-plugin\t") && log.contains("redirected"));
+        Ok(is_there.then_some(()))
     })?;
 
     follow_the_config_map(&api, &node)?;
