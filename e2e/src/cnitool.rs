@@ -121,13 +121,11 @@ impl CniTool {
 
     fn call(&self, verb: &str, network: &str, pod: &Namespace) -> Result<Output> {
         let cnitool = tools::built("cnitool")?;
-        // The command runs in a mount namespace of its own already, so this changes nothing for anyone else.
         let script =
             "mount -t tmpfs none /var/lib; mkdir /var/lib/cni; mount --bind \"$0\" /var/lib/cni; exec \"$@\"";
-        let mut command = Command::new("sh");
+        let mut command = Command::new("unshare");
         command
-            .arg("-euc")
-            .arg(script)
+            .args(["--mount", "sh", "-euc", script])
             .arg(self.folder.path().join("cache"))
             .arg(cnitool)
             .args([verb, network]);

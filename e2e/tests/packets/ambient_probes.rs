@@ -11,6 +11,7 @@ use netns_apply::{ProbeRouteError, connections, netlink::NftConnection, routes::
 use redirect_core::Family;
 use redirect_core::ambient::ProbeSources;
 use test_support::netns::{Families, Namespace, Topology, client_address, pod_address};
+use test_support::process;
 
 const PORT: u16 = 8080;
 const PROBES: ProbeSources = ProbeSources::USUAL;
@@ -296,7 +297,7 @@ fn probes_reach_pods_with_branch_interfaces_and_their_answers_the_node() -> Resu
 /// does with packets that have none, `pass` (to the node's stack) or `drop`.
 fn node_with_host_routing(topology: &Topology, network: &Namespace, unforwarded: &str) -> Result<()> {
     let node = &topology.client;
-    node.sh(&format!(
+    let script = format!(
         "ip link add up0 type veth peer name up1 netns {}; ip link set up0 up
          ip addr add 10.0.0.1/24 dev up0; ip addr add fd00::1/64 dev up0 nodad
          for all in all eth0 lo; do echo 0 > /proc/sys/net/ipv4/conf/$all/rp_filter; done
@@ -304,7 +305,8 @@ fn node_with_host_routing(topology: &Topology, network: &Namespace, unforwarded:
          mount -t bpf bpf /sys/fs/bpf; perl {HOST_ROUTING} /sys/fs/bpf/program {unforwarded}
          tc qdisc add dev eth0 clsact; tc filter add dev eth0 ingress bpf da object-pinned /sys/fs/bpf/program",
         network.name(),
-    ))?;
+    );
+    node.run(&process::command("unshare", ["--mount", "sh", "-euc", &script]))?.ok()?;
     network.ip_batch("link set up1 up\naddr add 10.0.0.2/24 dev up1\naddr add fd00::2/64 dev up1 nodad\n")?;
     node.ip_batch("route add default via 10.0.0.2\nroute add ::/0 via fd00::2\n")
 }

@@ -76,7 +76,8 @@ fn nobody_waits_for_the_nodes_xtables_lock() -> Result<()> {
         .map_err(|(_, error)| anyhow::anyhow!("cannot lock: {error}"))?;
     let script = ": >> /run/xtables.lock; mount --bind \"$0\" /run/xtables.lock; exec \"$@\"";
     let lock = lock.display().to_string();
-    let with_lock = |command: &Command| prefixed(&["sh", "-euc", script, &lock], command);
+    let with_lock =
+        |command: &Command| prefixed(&["unshare", "--mount", "sh", "-euc", script, &lock], command);
     // It is held: iptables itself waits for it.
     let probe = process::command("timeout", ["2", "iptables-legacy", "-t", "nat", "-S"]);
     let waited = namespace.run(&with_lock(&probe))?;

@@ -13,6 +13,7 @@
 mod built;
 mod cost;
 mod job;
+mod mounts;
 mod processors;
 mod report;
 mod running;
@@ -27,6 +28,7 @@ use anyhow::{Context, Result, bail};
 
 use built::Program;
 use job::Job;
+use mounts::Mounts;
 use processors::Processors;
 use report::Report;
 
@@ -62,7 +64,9 @@ pub fn main() -> Result<ExitCode> {
     if let Some(record) = &asked.record {
         job::longest_first(&mut jobs, record);
     }
-    let report = run(jobs, &asked);
+    let before = Mounts::now()?;
+    let mut report = run(jobs, &asked);
+    report.left_mounted = Mounts::now()?.more_than(&before);
     report.close(asked.record.as_deref())?;
     Ok(if report.has_failed() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }

@@ -15,7 +15,11 @@ const MOST: usize = 15;
 
 /// All that ended so far.
 #[derive(Debug, Default)]
-pub struct Report(Vec<Ended>);
+pub struct Report {
+    ended: Vec<Ended>,
+    /// Where something is mounted that was not before.
+    pub left_mounted: Vec<String>,
+}
 
 impl Report {
     /// Takes up what ended, and prints it.
@@ -25,12 +29,12 @@ impl Report {
         if ended.failed != 0 {
             println!("---- {}\n{}----", ended.name, ended.output);
         }
-        self.0.push(ended);
+        self.ended.push(ended);
     }
 
-    /// Whether anything failed.
+    /// Whether a test failed, or left something.
     pub fn has_failed(&self) -> bool {
-        self.0.iter().any(|ended| ended.failed != 0)
+        !self.left_mounted.is_empty() || self.ended.iter().any(|ended| ended.failed != 0)
     }
 
     /// Prints the end, and writes what each took for the next time.
@@ -38,7 +42,7 @@ impl Report {
         print!("{}", self.end());
         let Some(record) = record else { return Ok(()) };
         let mut text = String::new();
-        for ended in &self.0 {
+        for ended in &self.ended {
             let (wall, processor) = (ended.cost.wall.as_secs_f64(), ended.cost.processor.as_secs_f64());
             writeln!(text, "{wall:.3}\t{processor:.2}\t{}", ended.name)?;
         }
@@ -46,7 +50,7 @@ impl Report {
     }
 
     fn end(&self) -> String {
-        let mut most: Vec<&Ended> = self.0.iter().collect();
+        let mut most: Vec<&Ended> = self.ended.iter().collect();
         most.sort_by_key(|ended| std::cmp::Reverse(ended.cost.processor));
         let all: f64 = most.iter().map(|ended| ended.cost.processor.as_secs_f64()).sum();
         let mut text = format!("\nthe {MOST} that took most, of {all:.0} processor seconds:\n");
@@ -54,11 +58,14 @@ impl Report {
             text += &format!("  {}  {}\n", cost(ended), ended.name);
         }
         let failed: Vec<&str> =
-            self.0.iter().filter(|ended| ended.failed != 0).map(|ended| &*ended.name).collect();
+            self.ended.iter().filter(|ended| ended.failed != 0).map(|ended| &*ended.name).collect();
         if !failed.is_empty() {
             text += &format!("failed:\n  {}\n", failed.join("\n  "));
         }
-        let sum = |of: fn(&Ended) -> usize| self.0.iter().map(of).sum::<usize>();
+        if !self.left_mounted.is_empty() {
+            text += &format!("tests left something mounted:\n  {}\n", self.left_mounted.join("\n  "));
+        }
+        let sum = |of: fn(&Ended) -> usize| self.ended.iter().map(of).sum::<usize>();
         text + &format!("{} passed, {} failed\n", sum(|ended| ended.passed), sum(|ended| ended.failed))
     }
 }
@@ -84,11 +91,17 @@ mod tests {
             cost: Cost { wall: Duration::from_secs(seconds), processor: Duration::from_secs(seconds) },
             output: String::new(),
         };
-        let report = Report(vec![ended("small", 3, 0, 1), ended("large", 0, 1, 9)]);
+        let ended = vec![ended("small", 3, 0, 1), ended("large", 0, 1, 9)];
+        let mut report = Report { ended, ..Report::default() };
         let end = report.end();
         assert!(end.ends_with("failed:\n  large\n3 passed, 1 failed\n"), "{end}");
         let (large, small) = (end.find("  large").expect("is named"), end.find("  small").expect("is named"));
         assert!(large < small, "{end}");
         assert!(report.has_failed());
+
+        report.ended.pop();
+        assert!(!report.has_failed());
+        report.left_mounted.push("/run".to_owned());
+        assert!(report.has_failed() && report.end().contains("mounted:\n  /run\n"), "{}", report.end());
     }
 }
