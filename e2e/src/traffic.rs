@@ -7,7 +7,6 @@ use std::fmt;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
-use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
@@ -15,6 +14,7 @@ use nix::unistd::{Gid, Uid, setfsgid, setfsuid};
 use serde::{Deserialize, Serialize};
 
 use test_support::netns::Namespace;
+use test_support::parallel::on_a_thread;
 use test_support::process;
 
 mod client;
@@ -234,13 +234,10 @@ pub(crate) fn helper() -> Result<PathBuf> {
 /// Runs a closure on a thread whose new sockets belong to this user and group, in the eyes of the owner match. Threads
 /// it starts inherit that. The thread keeps the capabilities of root.
 pub fn as_user<T: Send>(user: u32, group: u32, action: impl FnOnce() -> T + Send) -> T {
-    thread::scope(|scope| {
-        let acting = scope.spawn(|| {
-            // The user last: a thread that is not root's may not choose its group.
-            setfsgid(Gid::from_raw(group));
-            setfsuid(Uid::from_raw(user));
-            action()
-        });
-        acting.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    on_a_thread(|| {
+        // The user last: a thread that is not root's may not choose its group.
+        setfsgid(Gid::from_raw(group));
+        setfsuid(Uid::from_raw(user));
+        action()
     })
 }

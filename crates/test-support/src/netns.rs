@@ -5,7 +5,6 @@ use std::fs::{self, File};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
@@ -16,6 +15,7 @@ use nix::net::if_::InterfaceFlags;
 use nix::sched::{CloneFlags, setns, unshare};
 
 use crate::leftovers::{ETC_NETNS, NAMESPACES, fresh_name, remove_namespace};
+use crate::parallel::on_a_thread;
 use crate::process::{self, Output, SHORT};
 
 mod directory;
@@ -103,7 +103,7 @@ impl Namespace {
         Ok(namespace)
     }
 
-    /// A namespace whose `lo` is down. Made here: a hundred times the kernel's work is to start `ip`.
+    /// A namespace whose `lo` is down. Made here, without starting `ip`: tests make very many.
     fn new(families: Families) -> Result<Self> {
         share_namespaces()?;
         let namespace = Self::named(fresh_name())?;
@@ -304,11 +304,6 @@ pub fn enter<T: Send>(namespace: &Path, action: impl FnOnce() -> T + Send) -> Re
     })
 }
 
-/// Runs a closure on a thread of its own, so that it can leave this one's network namespace.
-fn on_a_thread<T: Send>(action: impl FnOnce() -> T + Send) -> T {
-    thread::scope(|scope| scope.spawn(action).join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
-}
-
 /// Makes the folder of named namespaces a mount that is shared, as `ip netns` does it: in other mount namespaces, names come and go with those here.
 fn share_namespaces() -> Result<()> {
     let none = None::<&Path>;
@@ -364,11 +359,11 @@ impl Topology {
     fn wait_for_carrier(&self) -> Result<()> {
         for namespace in [&self.client, &self.pod] {
             process::until("eth0 to be up", Duration::from_secs(60), &[], || {
-                let is_up = |link: InterfaceAddress| {
+                let is_eth0_up = |link: InterfaceAddress| {
                     link.interface_name == "eth0" && link.flags.contains(InterfaceFlags::IFF_RUNNING)
                 };
                 #[expect(clippy::disallowed_methods, reason = "glibc's, in tests")]
-                let is_up = namespace.enter(|| getifaddrs().map(|mut links| links.any(is_up)))??;
+                let is_up = namespace.enter(|| getifaddrs().map(|mut links| links.any(is_eth0_up)))??;
                 Ok(is_up.then_some(()))
             })?;
             namespace.settled_with(&["eth0"])?;

@@ -52,6 +52,11 @@ impl<T> Drop for Worker<T> {
     }
 }
 
+/// Runs a closure on a thread of its own, which may leave this one's namespaces or identity. A panic is passed on.
+pub fn on_a_thread<T: Send>(action: impl FnOnce() -> T + Send) -> T {
+    thread::scope(|scope| scope.spawn(action).join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+}
+
 /// Does all work on a few threads; the results in the order of the work.
 ///
 /// # Panics

@@ -159,12 +159,9 @@ pub fn command_line(command: &Command) -> String {
 
 /// A command that runs `inner` after the words of `prefix`, if any, with `inner`'s arguments, environment and folder.
 pub fn prefixed(prefix: &[&str], inner: &Command) -> Command {
-    let program = prefix.first().map_or(inner.get_program(), OsStr::new);
-    let mut outer = Command::new(program);
-    if !prefix.is_empty() {
-        outer.args(&prefix[1..]).arg(inner.get_program());
-    }
-    outer.args(inner.get_args());
+    let mut words = prefix.iter().map(OsStr::new).chain([inner.get_program()]).chain(inner.get_args());
+    let mut outer = Command::new(words.next().unwrap_or_default());
+    outer.args(words);
     for (name, value) in inner.get_envs() {
         match value {
             Some(value) => outer.env(name, value),

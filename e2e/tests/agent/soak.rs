@@ -6,7 +6,6 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
-use std::thread;
 use std::time::Instant;
 
 use crate::soak_support::programs::{Call, Count, istio_iptables};
@@ -20,7 +19,7 @@ use nix::sched::{CloneFlags, unshare};
 use nix::sys::prctl::set_child_subreaper;
 use redirect_core::options::BackendChoice;
 use test_support::dice::Dice;
-use test_support::parallel::in_parallel;
+use test_support::parallel::{in_parallel, on_a_thread};
 use test_support::process::{SHORT, children, until};
 use test_support::sample;
 
@@ -241,24 +240,21 @@ fn alone<T: Send>(work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
     let programs = e2e::program::built()?;
     // What a program leaves running becomes this process's child.
     set_child_subreaper(true)?;
-    thread::scope(|scope| {
-        let working = scope.spawn(|| {
-            unshare(CloneFlags::CLONE_FS | CloneFlags::CLONE_NEWNS)?;
-            let none = None::<&Path>;
-            mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none)?;
-            let kept = fs::File::open(&programs)?;
-            for folder in FOLDERS {
-                mount(Some("none"), folder, Some("tmpfs"), MsFlags::empty(), none)?;
-            }
-            // The programs stay where they are, also if that is below one of these.
-            if FOLDERS.iter().any(|folder| programs.starts_with(folder)) {
-                fs::create_dir_all(&programs)?;
-                let open = format!("/proc/thread-self/fd/{}", kept.as_raw_fd());
-                mount(Some(open.as_str()), &programs, none, MsFlags::MS_BIND, none)?;
-            }
-            work()
-        });
-        working.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    on_a_thread(|| {
+        unshare(CloneFlags::CLONE_FS | CloneFlags::CLONE_NEWNS)?;
+        let none = None::<&Path>;
+        mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none)?;
+        let kept = fs::File::open(&programs)?;
+        for folder in FOLDERS {
+            mount(Some("none"), folder, Some("tmpfs"), MsFlags::empty(), none)?;
+        }
+        // The programs stay where they are, also if that is below one of these.
+        if FOLDERS.iter().any(|folder| programs.starts_with(folder)) {
+            fs::create_dir_all(&programs)?;
+            let open = format!("/proc/thread-self/fd/{}", kept.as_raw_fd());
+            mount(Some(open.as_str()), &programs, none, MsFlags::MS_BIND, none)?;
+        }
+        work()
     })
 }
 

@@ -152,7 +152,6 @@ fn rules_that_are_flushed_between_probes_prove_nothing() -> Result<()> {
     ensure!(!running.has_ended()?, "ended before the rules were changed");
     let verdict = running.end()?;
     verdict.assert("one-family-only");
-    assert_eq!(verdict.problems("one-family-only"), [""; 0]);
     assert_eq!(verdict.check("IPv6", "proxy-to-self"), Some("proven"), "{}", verdict.message);
     assert_eq!(verdict.check("IPv4", "proxy-to-self"), Some("one-family-only"), "{}", verdict.message);
     Ok(())

@@ -8,7 +8,7 @@
 //! A program of unit tests is one process: its tests share nothing but the processor, and take milliseconds. Of every other test program
 //! each test is a process. So all of them share one list, a test that hangs or dies fails alone, and the kernel knows what each one took.
 //! `--jobs` is the most that run at once (24): as many do as keep the processors busy, and three for each of them in any case. `--at-most` limits the
-//! tests whose `PROGRAM::PATH` begins so: those that take turns at something anyway.
+//! tests whose `PROGRAM::PATH` begins so: those that take turns at something anyway. What tests leave mounted is a failure.
 
 mod built;
 mod cost;
