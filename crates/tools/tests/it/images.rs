@@ -197,7 +197,8 @@ fn what_the_wanted_images_need_is_built_for_this_machine_or_for_all_and_said() {
         let mut built = stubs.built();
         built.sort_by_key(|line| (line.contains("aarch64"), line.clone()));
         assert_eq!(built, expected, "{args:?}");
-        assert!(told.contains("1 of ") && told.contains(&format!("{steps}, after 0:")), "{told}");
+        // How long a machine takes that does other things is nobody's business here.
+        assert!(told.contains("1 of ") && told.contains(&format!("{steps}, after ")), "{told}");
         let plugin = images.join("kubectl-redirect");
         let way =
             format!("kubectl redirect is {0}; kubectl finds it after: sudo install {0} ", plugin.display());
