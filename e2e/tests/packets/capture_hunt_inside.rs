@@ -31,6 +31,8 @@ const IN_ONE_POD: usize = 300;
 /// How many moves are made in turn by the application and by the proxy.
 const MOVES: usize = 40;
 const APP: u32 = 1000;
+/// The port of the service far away.
+const SERVICE: u16 = 80;
 const USUAL: &str = "--dual-stack -b * -i *";
 const MODES: [&str; 4] = ["", "-m TPROXY", "--strict-capture", "-m TPROXY --strict-capture"];
 
@@ -56,12 +58,9 @@ impl Origin {
         }
     }
 
-    fn of(port: u16) -> Option<Self> {
+    fn of(port: impl TryInto<u16>) -> Option<Self> {
+        let port = port.try_into().ok()?;
         Self::ALL.into_iter().find(|place| place.ports().contains(&port))
-    }
-
-    fn of_value(port: &Value) -> Option<Self> {
-        Self::of(port.as_u64()?.try_into().ok()?)
     }
 
     /// The interfaces that the application's sockets are tied to there.
@@ -133,7 +132,7 @@ impl Pod {
                 };
                 proxy.push(as_user(PROXY_ID, PROXY_ID, start)?);
             }
-            remote.push(TcpServer::start(&topology.client, "remote", (any(v6), 80))?);
+            remote.push(TcpServer::start(&topology.client, "remote", (any(v6), SERVICE))?);
         }
         Ok(Self { topology, _proxy: proxy, remote })
     }
@@ -144,47 +143,62 @@ impl Pod {
     fn watch(&self) -> Result<()> {
         let set = |(set, v6, _): (&str, bool, &str)| {
             let address = if v6 { "ipv6_addr" } else { "ipv4_addr" };
+            let ports = "type inet_service . inet_service . inet_service . inet_service";
             format!(
-                "set {set} {{ type {address} . inet_service . {address} . inet_service; flags dynamic; size 65535; }}\n"
+                "set {set} {{ type {address} . inet_service . {address} . inet_service; flags dynamic; size 65535; }}
+                set {set}_tracked {{ {ports}; flags dynamic; size 65535; }}\n"
             )
         };
+        // Of what connection tracking does not know, the second statement notes nothing.
         let rule = |(set, v6, flags): (&str, bool, &str)| {
             let (family, ip, own) = if v6 { ("ipv6", "ip6", "::1") } else { ("ipv4", "ip", "127.0.0.0/8") };
             format!(
-                "meta nfproto {family} {ip} daddr != {own} tcp flags & (syn | ack) == {flags} add @{set} {{ {ip} saddr . tcp sport . {ip} daddr . tcp dport }}\n"
+                "meta nfproto {family} {ip} daddr != {own} tcp flags & (syn | ack) == {flags} \
+                 add @{set} {{ {ip} saddr . tcp sport . {ip} daddr . tcp dport }} \
+                 add @{set}_tracked {{ tcp sport . tcp dport . ct original proto-src . ct original proto-dst }}\n"
             )
         };
         let (sets, rules) = (WATCHED.map(set).concat(), WATCHED.map(rule).concat());
         self.topology.pod.sh(&format!(
             "nft 'table inet watch {{
-                set origins {{ type inet_service . inet_service . inet_service . inet_service; flags dynamic; size 65535; }}
+                set of_proxy {{ type inet_service . inet_service; flags dynamic; size 65535; }}
                 {sets}
                 chain out {{
                     type filter hook postrouting priority 500
                     oifname != eth0 return
                     meta l4proto != tcp return
+                    meta skuid {PROXY_ID} tcp flags & (syn | ack) == syn add @of_proxy {{ tcp sport . tcp dport }}
                     meta skuid {PROXY_ID} return
                     {rules}
-                    add @origins {{ tcp sport . tcp dport . ct original proto-src . ct original proto-dst }}
                 }}
             }}'"
         ))?;
         Ok(())
     }
 
-    /// From which ports that the proxy does not use the service far away was reached.
-    fn callers(&self) -> Vec<SocketAddr> {
+    /// From which ports the service far away was reached, and whose they are.
+    fn callers(&self, v6: bool) -> Result<Vec<(SocketAddr, Option<Origin>)>> {
+        let origins = self.origins(if v6 { "out6" } else { "out4" })?;
         let callers = self.remote.iter().flat_map(TcpServer::accepted).map(|report| report.peer);
-        callers.filter(|peer| Origin::of(peer.port()) != Some(Origin::Shared)).collect()
+        let whose = |peer: SocketAddr| (peer, origins.of(peer.port().into(), SERVICE.into()));
+        // The proxy calls from the shared ones, which is no way past it.
+        Ok(callers.map(whose).filter(|(_, place)| *place != Some(Origin::Shared)).collect())
+    }
+
+    /// What is known of those in a set of the watch.
+    fn origins(&self, set: &str) -> Result<Origins> {
+        let noted = |set: &str| noted(&self.topology.pod, set);
+        Ok(Origins { of_proxy: noted("of_proxy")?, tracked: noted(&format!("{set}_tracked"))? })
     }
 
     /// The ways that were taken since the watch began.
     fn ways(&self, v6: bool) -> Result<BTreeMap<Direction, usize>> {
-        let origins = noted(&self.topology.pod, "origins")?;
         let mut ways = BTreeMap::new();
         for (set, _, flags) in WATCHED.iter().filter(|(_, is_v6, _)| *is_v6 == v6) {
+            let origins = self.origins(set)?;
             for tuple in noted(&self.topology.pod, set)? {
-                let place = origin(&tuple[1], &tuple[3], &origins);
+                let ports = tuple[1].as_u64().zip(tuple[3].as_u64());
+                let place = ports.and_then(|(own, peer)| origins.of(own, peer));
                 let place = place.with_context(|| format!("from a port of nobody: {tuple:?}"))?;
                 let way = if *flags == "syn" { Direction::Out(place) } else { Direction::Back(place) };
                 *ways.entry(way).or_default() += 1;
@@ -194,15 +208,29 @@ impl Pod {
     }
 }
 
-/// Whose port a connection was opened from that left the pod between these ports. nat gives a connection any other port where its own is taken, one of
-/// those above too; connection tracking knows the first.
-fn origin(own: &Value, peer: &Value, origins: &[Vec<Value>]) -> Option<Origin> {
-    let tracked = origins.iter().filter(|ports| ports[0] == *own && ports[1] == *peer);
-    let at_first: Vec<&Value> = tracked.flat_map(|ports| &ports[2..]).collect();
-    if at_first.is_empty() || at_first.contains(&own) {
-        return Origin::of_value(own);
+/// Between which ports connections left the pod.
+struct Origins {
+    /// Those that the proxy opens.
+    of_proxy: Vec<Vec<Value>>,
+    /// Everybody else's, where connection tracking knows them, and between which ports they were opened.
+    tracked: Vec<Vec<Value>>,
+}
+
+impl Origins {
+    /// Whose port a connection was opened from that left the pod between these ports. nat gives a connection any other port where its own is taken, one of
+    /// those above too, and a peer that calls back comes to that.
+    fn of(&self, own: u64, peer: u64) -> Option<Origin> {
+        let is_between = |ports: &&Vec<Value>| ports[0] == own && ports[1] == peer;
+        if self.of_proxy.iter().any(|ports| is_between(&ports)) {
+            return Some(Origin::Shared);
+        }
+        let tracked = self.tracked.iter().filter(is_between);
+        let at_first: Vec<u64> = tracked.flat_map(|ports| &ports[2..]).filter_map(Value::as_u64).collect();
+        if at_first.is_empty() || at_first.contains(&own) {
+            return Origin::of(own);
+        }
+        at_first.into_iter().find_map(Origin::of)
     }
-    at_first.into_iter().find_map(Origin::of_value)
 }
 
 /// Sets of the watch: name, family, flags of what is noted there.
@@ -306,8 +334,16 @@ struct Bag {
     ways: BTreeMap<Direction, usize>,
 }
 
-/// Hunts in one pod and one family.
-fn hunt(mode: &str, form: &str, v6: bool, time: u64) -> Result<Bag> {
+/// nat moves all that the proxy calls from its shared ports to those from which the application calls over lo.
+const MOVED: &str = "table inet moved {
+    chain move {
+        type nat hook postrouting priority 150
+        oifname eth0 tcp sport 22000-22004 masquerade to :21000-21004
+    }
+}";
+
+/// Hunts in one pod and one family, with another program's rules in it.
+fn hunt(mode: &str, form: &str, v6: bool, time: u64, others: &str) -> Result<Bag> {
     let seed = mode
         .bytes()
         .chain(form.bytes())
@@ -315,6 +351,7 @@ fn hunt(mode: &str, form: &str, v6: bool, time: u64) -> Result<Bag> {
         .fold(2 * time + u64::from(v6) + 1, |all, byte| all * 31 % 0xffff_ffff + byte);
     let pod = Pod::new()?;
     apply(&pod.topology.pod, &format!("{USUAL} {mode} {form}"))?;
+    pod.topology.pod.sh(&format!("nft '{others}'"))?;
     pod.watch()?;
     let peers = Peers::start(&pod.topology.client, v6, seed)?;
     let mut app = Meddler::start(&pod.topology.pod, &orders(APP, v6, seed, &Origin::ALL))?;
@@ -325,7 +362,7 @@ fn hunt(mode: &str, form: &str, v6: bool, time: u64) -> Result<Bag> {
         by_app = app.moves(MOVES)?;
     }
     let ways = pod.ways(v6)?;
-    agree(&by_app, &pod.callers(), &ways)?;
+    agree(&by_app, &pod, v6, &ways)?;
     let by_peers = peers.0.end()?;
     let captured = by_app.greeted.get("outbound").map_or(0, Vec::len);
     let by_proxy = by_proxy.greeted.get("remote").map_or(0, Vec::len);
@@ -340,14 +377,17 @@ fn orders(user: u32, v6: bool, seed: u64, places: &[Origin]) -> Orders {
 }
 
 /// Whoever has reached the service far away, or accepted somebody from outside, was seen on the way by the watch.
-fn agree(by_app: &Tally, callers: &[SocketAddr], ways: &BTreeMap<Direction, usize>) -> Result<()> {
-    let greeted = by_app.greeted.get("remote").into_iter().flatten().map(|(own, _)| own);
-    for own in greeted.chain(callers) {
-        let place = Origin::of(own.port()).with_context(|| format!("{own} is nobody's"))?;
+fn agree(by_app: &Tally, pod: &Pod, v6: bool, ways: &BTreeMap<Direction, usize>) -> Result<()> {
+    let greeted = by_app.greeted.get("remote").into_iter().flatten();
+    let greeted = greeted.map(|(own, _)| (*own, Origin::of(own.port())));
+    for (own, place) in greeted.chain(pod.callers(v6)?) {
+        let place = place.with_context(|| format!("{own} is nobody's"))?;
         ensure!(ways.contains_key(&Direction::Out(place)), "{own} reached the service, unseen: {ways:?}");
     }
+    let origins = pod.origins(if v6 { "back6" } else { "back4" })?;
     for (own, peer) in &by_app.accepted {
-        let place = Origin::of(own.port()).with_context(|| format!("{own} is nobody's"))?;
+        let place = origins.of(own.port().into(), peer.port().into());
+        let place = place.with_context(|| format!("{own} is nobody's"))?;
         let is_seen =
             [Direction::Back(place), Direction::Out(place)].iter().any(|way| ways.contains_key(way));
         ensure!(is_seen, "{own} accepted {peer}, unseen: {ways:?}");
@@ -358,13 +398,30 @@ fn agree(by_app: &Tally, callers: &[SocketAddr], ways: &BTreeMap<Direction, usiz
 /// nat moved the shared port's connection to a port that the application calls over lo from.
 #[test]
 fn a_connection_that_nat_moved_counts_for_the_port_it_was_opened_from() {
-    let noted = |ports: [u16; 4]| ports.map(Value::from).to_vec();
-    let moved = [noted([21_001, 80, 22_001, 80]), noted([21_001, 443, 443, 21_001])];
-    let of = |own: u16, peer: u16| origin(&own.into(), &peer.into(), &moved);
-    assert_eq!(of(21_001, 80), Some(Origin::Shared));
-    assert_eq!(of(21_001, 443), Some(Origin::OverLoopback), "called back from the port it calls from");
-    assert_eq!(of(23_001, 80), Some(Origin::Own), "connection tracking knows nothing of it");
-    assert_eq!(of(40_000, 80), None);
+    let noted = |ports: &[u16]| ports.iter().copied().map(Value::from).collect();
+    let moved = Origins {
+        of_proxy: [noted(&[21_002, 80])].into(),
+        tracked: [noted(&[21_001, 80, 22_001, 80]), noted(&[21_001, 443, 443, 21_001])].into(),
+    };
+    assert_eq!(moved.of(21_001, 80), Some(Origin::Shared));
+    assert_eq!(moved.of(21_001, 443), Some(Origin::OverLoopback), "called back from the port it calls from");
+    assert_eq!(moved.of(21_002, 80), Some(Origin::Shared), "called back at the port that the proxy left by");
+    assert_eq!(moved.of(21_002, 443), Some(Origin::OverLoopback), "which it did to another peer");
+    assert_eq!(moved.of(23_001, 80), Some(Origin::Own), "connection tracking knows nothing of it");
+    assert_eq!(moved.of(40_000, 80), None);
+}
+
+#[test]
+fn what_the_proxy_calls_from_ports_of_the_application_counts_as_the_proxys() -> Result<()> {
+    let pods = sample::number("HUNT_INSIDE", 4 * IN_ONE_POD) / IN_ONE_POD;
+    for time in 0..pods as u64 {
+        let v6 = time % 2 == 0;
+        let bag = hunt("", "", v6, time, MOVED)?;
+        assert!(bag.by_proxy > 0, "the proxy reached nobody, so nothing was moved");
+        let found: BTreeSet<Direction> = bag.ways.keys().copied().collect();
+        assert!(found.is_subset(&Direction::known("", v6)), "{found:?} {}", bag.figures());
+    }
+    Ok(())
 }
 
 /// With strict capture nobody gets out; without, by the known ways only, and those are found.
@@ -379,7 +436,7 @@ fn an_application_gets_out_by_the_known_ways_only_and_with_strict_capture_by_non
     let bags = Mutex::new(BTreeMap::<(&str, bool), Bag>::new());
     let problems = iptables::in_parallel(2, &places, |_, (time, (mode, form, v6))| {
         let what = format!("{mode} {form} {}", if *v6 { "IPv6" } else { "IPv4" });
-        let bag = hunt(mode, form, *v6, *time).with_context(|| what.clone())?;
+        let bag = hunt(mode, form, *v6, *time, "").with_context(|| what.clone())?;
         let known = Direction::known(mode, *v6);
         let unknown = bag.ways.iter().filter(|(way, _)| !known.contains(way));
         let unknown = unknown.map(|(way, count)| format!("{what}: {count} connections {way:?}")).collect();
