@@ -44,11 +44,11 @@ standard_libraries() {
 
 # With the web page's features: so chosen, nearly all of its libraries are the same as those of all else.
 lints() {
-    cargo clippy --locked --workspace --all-targets --features tools/page -- -D warnings
+    cargo clippy --locked --workspace --all-targets --features tools/page,tools/public-api -- -D warnings
 }
 
 documentation() {
-    RUSTDOCFLAGS="-D warnings" cargo doc --locked --quiet --workspace --features tools/page --no-deps --document-private-items
+    RUSTDOCFLAGS="-D warnings" cargo doc --locked --quiet --workspace --features tools/page,tools/public-api --no-deps --document-private-items
 }
 
 circles() {

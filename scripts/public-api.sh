@@ -24,7 +24,7 @@ crates=(redirect-core netfilter-state packet-trace xtables-read netns-apply)
 RUSTDOC=$PWD/scripts/rustdoc.sh RUSTDOCFLAGS="-Z unstable-options --output-format json" \
     cargo doc --locked --quiet --lib --no-deps --all-features "${crates[@]/#/--package=}"
 # The example chooses the features with which the tests were compiled.
-cargo build --locked --quiet --workspace --bin public-api --example settings_table
+cargo build --locked --quiet --workspace --features tools/public-api --bin public-api --example settings_table
 
 # Types, traits, functions and constants. Not modules, nor what belongs to a type; what the root exports again counts once.
 most=250
