@@ -411,6 +411,13 @@ mod tests {
         // Unless no rule of ours does.
         let found = [beside, FoundRouting::working(theirs)];
         assert!(FoundRouting::stale(&RulePlan::empty(), &found, &BTreeSet::new(), None).is_empty());
+        let usual = Tproxy::default().table();
+        let theirs = RoutingItem::Rule(Family::V4, Mark::new(7).unwrap().into(), usual);
+        let route = RoutingItem::Route(Family::V4, usual);
+        let beside =
+            FoundRouting { flaw: Some("the table also has another".into()), ..FoundRouting::working(route) };
+        let found = [beside, FoundRouting::working(theirs)];
+        assert!(FoundRouting::stale(&RulePlan::empty(), &found, &BTreeSet::new(), None).is_empty());
     }
 
     #[test]

@@ -460,6 +460,15 @@ mod tests {
     }
 
     #[test]
+    fn a_target_that_is_an_extension_is_not_passed_over() {
+        let mut named = entry(0);
+        named[114..121].copy_from_slice(b"NETMAP\0");
+        let chains = chains(&[named, entry(-2)].concat(), 152).unwrap();
+        let rules = &chains.chains["OUTPUT"].rules;
+        assert_eq!(rules[0].seen.statements, [Statement::Translate("NETMAP".to_owned())]);
+    }
+
+    #[test]
     fn what_an_entry_asks_is_what_the_kernel_compares() {
         let asked = |changes: &[(usize, &[u8])]| {
             let mut first = entry(-1);
@@ -482,6 +491,23 @@ mod tests {
         }
         assert_eq!(asked(&[(80, &6_u16.to_ne_bytes())]), "-p tcp -j DROP");
         assert_eq!(asked(&[(80, &300_u16.to_ne_bytes())]), "[-p] -j DROP");
+        let (flags, inverted) = (82, 83);
+        let tcp = 6_u16.to_ne_bytes();
+        let (tcp, slash_16): ((usize, &[u8]), &[u8]) = ((80, &tcp), &[255, 255, 0, 0]);
+        for (changes, bit, expected) in [
+            (vec![name, (bits, &[0xff; 5])], 0x01, "! -i eth0"),
+            (vec![(interface + 16, b"eth0"), (bits + 16, &[0xff; 5])], 0x02, "! -o eth0"),
+            (vec![net, (mask, slash_16)], 0x08, "! -s 10.1.0.0/16"),
+            (vec![(source + 4, net.1), (mask + 4, slash_16)], 0x10, "! -d 10.1.0.0/16"),
+            (vec![tcp], 0x40, "! -p 6"),
+        ] {
+            let bits = [bit];
+            let changes = [changes, vec![(inverted, &bits[..])]].concat();
+            assert_eq!(asked(&changes), format!("{expected} -j DROP"));
+        }
+        for at in [flags, inverted] {
+            assert_eq!(asked(&[(at, &[0x20])]), "[-f] -j DROP", "a bit that is not known");
+        }
     }
 
     /// A chain may have a name of any bytes.

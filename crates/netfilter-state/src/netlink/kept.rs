@@ -274,6 +274,7 @@ fn connection(key: &[u8]) -> Option<Connection> {
 mod tests {
     use super::*;
     use crate::netlink::Messages;
+    use crate::ruleset::{Condition, HookedRules, Selector};
     use std::net::IpAddr;
 
     const KEEP: Duration = Duration::from_secs(600);
@@ -311,6 +312,30 @@ mod tests {
         let table = seen(&[KeptTable::make(7, &BTreeSet::new(), KEEP).expect("it fits"), more]);
         assert_eq!(table.connections(), &connections());
         assert!(!seen(&[made, settled, KeptTable::remove(9).expect("it fits")]).exists());
+    }
+
+    /// Whichever way a segment goes.
+    #[test]
+    fn rules_ask_for_a_connection_with_the_pods_end_first() {
+        let made = KeptTable::make(7, &connections(), KEEP).expect("it fits");
+        let rules = HookedRules::of_messages(&made);
+        let (_, table) = rules.tables.first_key_value().expect("a table");
+        for (chain, sends) in [("prerouting", false), ("output", true)] {
+            let mut asked = Vec::new();
+            for condition in table.chains[chain].rules.iter().flat_map(|rule| &rule.conditions) {
+                if let Condition::Among(is) = condition
+                    && is.value.name.is_some()
+                {
+                    asked.push(is.value.selectors.clone());
+                }
+            }
+            let ends = Family::BOTH.map(|of| {
+                let source = [Selector::Source(of), Selector::SourcePort];
+                let destination = [Selector::Destination(of), Selector::DestinationPort];
+                if sends { [source, destination].concat() } else { [destination, source].concat() }
+            });
+            assert_eq!(asked, ends, "{chain}");
+        }
     }
 
     #[test]

@@ -449,6 +449,20 @@ mod tests {
     }
 
     #[test]
+    fn whose_a_chain_is_says_the_data_plane() {
+        for (chain, expected) in [
+            ("ISTIO_POSTRT", Some(DataPlane::Ambient)),
+            ("ISTIO_PRERT", Some(DataPlane::Ambient)),
+            ("ISTIO_INBOUND", Some(DataPlane::Sidecar)),
+            ("ISTIO_OUTPUT", Some(DataPlane::Sidecar)),
+            ("DOCKER", None),
+        ] {
+            let found = nat(&format!(":{chain} - [0:0]\n")).data_planes();
+            assert_eq!(found, expected.into_iter().collect(), "{chain}");
+        }
+    }
+
+    #[test]
     fn an_interface_that_is_left_alone_is_the_meshs_only_as_a_plan_says_it() {
         let owns = |table: &str, rule: &str| {
             let chain = ":ISTIO_INBOUND - [0:0]\n-A ISTIO_INBOUND -p tcp -j RETURN\n";
