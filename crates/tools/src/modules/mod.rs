@@ -160,9 +160,9 @@ mod tests {
     }
 
     #[test]
-    fn parents_children_and_tests_are_no_circle() {
+    fn parents_children_tests_and_files_of_other_crates_are_no_circle() {
         let files = [
-            ("lib.rs", "mod a; mod b;"),
+            ("lib.rs", "mod a; mod b; #[path = \"../other/c.rs\"] pub mod c;"),
             ("a.rs", "mod x; use x::X; use crate::b::B; pub struct A;"),
             ("a/x.rs", "use super::A; pub struct X;"),
             (

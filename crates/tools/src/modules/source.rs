@@ -74,7 +74,7 @@ impl Walk<'_> {
 
     /// How many tokens were dealt with.
     fn item(&mut self, rest: &[TokenTree]) -> usize {
-        if is_test_attribute(rest) {
+        if is_left_out(rest) {
             return 2 + end_of_item(&rest[2..]);
         }
         match &rest[0] {
@@ -197,10 +197,11 @@ fn is_double_colon(rest: &[TokenTree]) -> bool {
     matches!(rest, [one, two, ..] if is_punct(one, ':') && is_punct(two, ':'))
 }
 
-/// `#[cfg(test)]`.
-fn is_test_attribute(rest: &[TokenTree]) -> bool {
+/// Whether what follows is for tests, or is the file of another crate: `#[cfg(test)]`, `#[path = "../other/file.rs"]`.
+fn is_left_out(rest: &[TokenTree]) -> bool {
     let [hash, TokenTree::Group(group), ..] = rest else { return false };
-    is_punct(hash, '#') && group.stream().to_string().replace(' ', "") == "cfg(test)"
+    let attribute = group.stream().to_string().replace(' ', "");
+    is_punct(hash, '#') && (attribute == "cfg(test)" || attribute.starts_with("path="))
 }
 
 /// Where what the attribute is about ends: behind its braces, a semicolon or a comma.
