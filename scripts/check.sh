@@ -23,11 +23,6 @@ dependencies() {
     step "dependency rules" cargo deny --log-level error check bans licenses sources
 }
 
-formatting() {
-    cargo fmt --all --check
-    cargo fmt --manifest-path fuzz/Cargo.toml --check
-}
-
 standard_libraries() {
     local target
     # Where rustup is missing, or cannot reach its server, this fails: to go on without, set the variable below.
@@ -42,13 +37,15 @@ standard_libraries() {
     done
 }
 
-# With the web page's features: so chosen, nearly all of its libraries are the same as those of all else.
+# With what only scripts build: so chosen, nearly all of its libraries are the same as those of all else.
+all_features=tools/page,tools/public-api,redirect-core-fuzz/targets
+
 lints() {
-    cargo clippy --locked --workspace --all-targets --features tools/page,tools/public-api -- -D warnings
+    cargo clippy --locked --workspace --all-targets --features "$all_features" -- -D warnings
 }
 
 documentation() {
-    RUSTDOCFLAGS="-D warnings" cargo doc --locked --quiet --workspace --features tools/page,tools/public-api --no-deps --document-private-items
+    RUSTDOCFLAGS="-D warnings" cargo doc --locked --quiet --workspace --features "$all_features" --no-deps --document-private-items
 }
 
 circles() {
@@ -92,7 +89,7 @@ in_browsers() {
     ! has_target wasm32-unknown-unknown || cargo clippy --locked --quiet --target wasm32-unknown-unknown -p web -- -D warnings
 }
 
-step "formatting" formatting
+step "formatting" cargo fmt --all --check
 step "plain words" scripts/prose.pl
 step "type names" scripts/type-names.pl
 step "the recipes of CONTRIBUTING.md, as text" scripts/recipe.sh --text
@@ -106,6 +103,5 @@ step "the validator without netns-apply's write" validator
 step "each feature of the pure libraries alone" features
 step "redirect-core without a system" without_system
 step "lints of the web page's program" in_browsers
-step "fuzz targets compile" scripts/fuzz.sh --compile
 together
 summary "all checks passed"

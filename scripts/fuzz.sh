@@ -2,23 +2,14 @@
 # Runs the fuzz targets, one per processor at a time (FUZZ_JOBS), and prints a table of what came of it.
 #
 #   scripts/fuzz.sh [--smoke] [TARGET...]
-#   scripts/fuzz.sh --compile      only whether all of them compile, for every change
 #
 # FUZZ_MINUTES says how long each one runs (20 unless said); FUZZ_SECONDS wins over it. --smoke is a few seconds each, for every release.
 # With a nightly compiler the address sanitizer looks on; FUZZ_SANITIZER=none leaves it out, and it is left out of the smoke run.
 # What is found lies under fuzz/artifacts, and the corpora under fuzz/corpus; neither is committed. A corpus is cut down to what covers
 # something of its own before it is counted.
 set -euo pipefail
-cd "$(dirname "$0")/.."
-
-if [ "${1:-}" = --compile ]; then
-    # Nothing is linked, so an empty library takes the place of libFuzzer; in the workspace's folder, where most of the others are checked already.
-    export CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-target}
-    mkdir -p "$CARGO_TARGET_DIR/fuzz"
-    [ -e "$CARGO_TARGET_DIR/fuzz/libfuzzer.a" ] || ar rc "$CARGO_TARGET_DIR/fuzz/libfuzzer.a"
-    CUSTOM_LIBFUZZER_PATH=$(realpath "$CARGO_TARGET_DIR/fuzz/libfuzzer.a") cargo check --locked --quiet --manifest-path fuzz/Cargo.toml --bins
-    exit
-fi
+# Profiles for fuzzing are those of .cargo there.
+cd "$(dirname "$0")/../fuzz"
 
 seconds=${FUZZ_SECONDS:-$((${FUZZ_MINUTES:-20} * 60))}
 jobs_at_once=${FUZZ_JOBS:-$(nproc)}
@@ -37,7 +28,7 @@ if [ -z "$sanitizer" ]; then
         sanitizer=none
     fi
 fi
-mapfile -t known < <(sed -n '/^\[\[bin\]\]/,/^path/s/^name = "\(.*\)"$/\1/p' fuzz/Cargo.toml)
+mapfile -t known < <(sed -n '/^\[\[bin\]\]/,/^path/s/^name = "\(.*\)"$/\1/p' Cargo.toml)
 targets=("$@")
 [ ${#targets[@]} -gt 0 ] || targets=("${known[@]}")
 for target in "${targets[@]}"; do
@@ -52,7 +43,7 @@ trap 'kill $(jobs -p) 2>/dev/null || true; rm -rf "$logs"' EXIT
 
 # cargo-fuzz asks for compiler options that are not stable; no other part of the project does.
 export RUSTC_BOOTSTRAP=1
-common=(--fuzz-dir fuzz --sanitizer "$sanitizer")
+common=(--fuzz-dir . --features linked --sanitizer "$sanitizer")
 # A few seconds are not worth the minutes of an optimized build.
 [ -z "$is_smoke" ] || common+=(--dev)
 cargo "${toolchain[@]}" fuzz build "${common[@]}"
@@ -60,20 +51,20 @@ cargo "${toolchain[@]}" fuzz build "${common[@]}"
 # What the text targets may write into an input; the others find their way without.
 words() {
     case $1 in
-        agent_http | add_event | log_socket) echo fuzz/words/http.dict ;;
+        agent_http | add_event | log_socket) echo words/http.dict ;;
         netlink_answers | ztunnel) ;;
-        *) echo fuzz/words/settings.dict ;;
+        *) echo words/settings.dict ;;
     esac
 }
 
 run() {
-    local target=$1 corpus=fuzz/corpus/$1 dictionary code=0
+    local target=$1 corpus=corpus/$1 dictionary code=0
     local options=(-max_total_time="$seconds" -timeout=30 -rss_limit_mb=4096 -print_final_stats=1)
     dictionary=$(words "$target")
     [ -z "$dictionary" ] || options+=(-dict="$dictionary")
     mkdir -p "$corpus"
     find "$corpus" -type f | wc -l >"$logs/$target.before"
-    cargo "${toolchain[@]}" fuzz run "${common[@]}" "$target" "$corpus" "fuzz/seeds/$target" -- "${options[@]}" >"$logs/$target" 2>&1 || code=$?
+    cargo "${toolchain[@]}" fuzz run "${common[@]}" "$target" "$corpus" "seeds/$target" -- "${options[@]}" >"$logs/$target" 2>&1 || code=$?
     echo "$code" >"$logs/$target.code"
     if [ -z "$is_smoke" ]; then
         cargo "${toolchain[@]}" fuzz cmin "${common[@]}" "$target" >"$logs/$target.cmin" 2>&1 || true
@@ -94,7 +85,7 @@ for target in "${targets[@]}"; do
     log=$logs/$target
     executions=$(sed -n 's/^stat::number_of_executed_units: *//p' "$log" | tail -1)
     edges=$(sed -n 's/.* cov: \([0-9]*\) .*/\1/p' "$log" | tail -1)
-    corpus=$(find "fuzz/corpus/$target" -type f | wc -l)
+    corpus=$(find "corpus/$target" -type f | wc -l)
     before=$(cat "$log.before")
     result=ok
     if [ "$(cat "$log.code" 2>/dev/null)" != 0 ]; then

@@ -83,7 +83,7 @@ if [ "$suite" = cluster ]; then
     export SHARED_API_SERVER=$work/api
 elif [ $# = 0 ]; then
     # Examples of the documentation are compiled by one processor most of the time: beside the tests.
-    cargo test --quiet --locked --workspace --doc >"$work/documentation" 2>&1 &
+    cargo test --quiet --locked --workspace --exclude redirect-core-fuzz --doc >"$work/documentation" 2>&1 &
     documentation=$!
 fi
 

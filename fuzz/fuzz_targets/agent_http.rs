@@ -136,6 +136,7 @@ fuzz_target!(|input: &[u8]| {
 /// Says these bytes on one connection, asks for health on another, and gives what comes back on each.
 async fn talk(answer: Handler, bytes: &[u8]) -> [Vec<u8>; 2] {
     let ((mut client, server), (mut next, next_server)) = (duplex(BUFFER), duplex(BUFFER));
+    #[expect(clippy::disallowed_methods, reason = "it is ended below")]
     let serving = tokio::spawn(connections(Once(Mutex::new(vec![next_server, server])), answer));
     let answers = [said(&mut client, bytes).await, said(&mut next, HEALTHY).await];
     serving.abort();
