@@ -123,9 +123,8 @@ fn a_broken_pod_is_labelled_through_its_status_once_for_each_failure() {
     assert_eq!((api.changes_of("web").len(), api.events_about("web").len()), (1, 1));
 }
 
-/// A controller that replaces each deleted pod at once, by one that fails at once.
-#[test]
-fn replacements_that_fail_at_once_are_not_deleted_at_once() {
+/// A controller that replaces each deleted pod at once, by one that fails at once, while this becomes of the first requests to delete one.
+fn replaced_by_pods_that_fail(faults: &[Fault]) {
     let mut node = node(DELETE);
     let api = Api::start(&mut node);
     let replica = |number: usize| {
@@ -134,6 +133,7 @@ fn replacements_that_fail_at_once_are_not_deleted_at_once() {
         pod
     };
     (0..3).for_each(|number| api.put(replica(number)));
+    api.fail(TO_DELETE, faults);
     let _agent = node.start_ready();
     let mut made = 3;
     let throttled = attempts("delete", "throttled");
@@ -143,15 +143,31 @@ fn replacements_that_fail_at_once_are_not_deleted_at_once() {
             api.put(replica(made));
             made += 1;
         }
-        metric(&node, &throttled).is_some_and(|count| count >= 3.0)
+        deleted > 3 || metric(&node, &throttled).is_some_and(|count| count >= 3.0)
     });
-    assert_eq!(done(&node, "delete").to_string(), "3", "{}", node.log());
+    let deleted: BTreeSet<String> = api.changes().into_iter().map(|change| change.name).collect();
+    assert_eq!(deleted, ["web-0", "web-1", "web-2"].map(String::from).into(), "{}", node.log());
     let event = api.events_about("web-3").remove(0);
     let message = event["message"].as_str().expect("a message");
     assert!(
         message.contains("but it could not be deleted: replacements of deleted pods failed as well, 1 times"),
         "{message}"
     );
+}
+
+#[test]
+fn replacements_that_fail_at_once_are_not_deleted_at_once() {
+    replaced_by_pods_that_fail(&[]);
+}
+
+#[test]
+fn a_replacement_that_is_seen_before_the_answer_is_not_deleted_at_once() {
+    replaced_by_pods_that_fail(&[Fault::DoneAndHang]);
+}
+
+#[test]
+fn replacements_are_not_deleted_at_once_where_no_deletion_is_answered() {
+    replaced_by_pods_that_fail(&[Fault::DoneInSilence; 3]);
 }
 
 /// The replacement of a pod that the plugin leaves alone would fail as well.

@@ -26,7 +26,7 @@ pub struct DeletionLimit {
 
 #[derive(Debug)]
 struct OwnerHistory {
-    /// When the first pod of the present round was deleted: all that were broken by then are deleted at once.
+    /// When the deletion of the present round's first pod was asked for: all that were broken by then are deleted at once.
     round: Instant,
     /// How many rounds of replacements failed one after the other.
     failed: u32,
@@ -80,7 +80,7 @@ impl DeletionLimit {
         Ok(())
     }
 
-    /// Notes a deletion.
+    /// Notes that a deletion was asked for at this time, and is done or may be.
     pub fn deleted(&mut self, owner: &str, since: Instant, now: Instant) {
         self.left = self.left.saturating_sub(1);
         self.owners.retain(|_, history| now.duration_since(history.round) < MEMORY);

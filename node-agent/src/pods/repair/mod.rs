@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 use agent_runtime::metrics::gauged;
 use agent_runtime::outage::OutageLog;
 use agent_runtime::resync::Selection;
-use agent_runtime::{SCOPE, added_or_due, lock};
+use agent_runtime::{ChangeError, SCOPE, added_or_due, lock};
 use reasons::{AgentReason, COULD_NOT_BE};
 use serde_json::Value;
 use tokio::sync::Notify;
@@ -215,9 +215,12 @@ impl RepairController {
                 in_place::repair_pod(&object, &conf, rules, self.paths.clone()).await?
             }
             RepairAction::Delete => {
+                // A replacement may be seen before the answer.
+                let asked = Instant::now();
                 let done = pods::delete(cluster, &observed(&broken)).await;
-                if done.is_ok() {
-                    lock(&self.limit).deleted(&broken.owner, task.since, Instant::now());
+                // A server that names a time for the next try has not done it.
+                if matches!(done, Ok(()) | Err(ChangeError::Unanswered { retry_after: None, .. })) {
+                    lock(&self.limit).deleted(&broken.owner, task.since, asked);
                 }
                 RepairOutcome::of_change(self.action, done)
             }
