@@ -81,12 +81,12 @@ impl DeletionLimit {
     }
 
     /// Notes that a deletion was asked for at this time, and is done or may be.
-    pub fn deleted(&mut self, owner: &str, since: Instant, now: Instant) {
+    pub fn deleted(&mut self, owner: &str, since: Instant, asked: Instant) {
         self.left = self.left.saturating_sub(1);
-        self.owners.retain(|_, history| now.duration_since(history.round) < MEMORY);
-        let history = self.owners.entry(owner.to_owned()).or_insert(OwnerHistory { round: now, failed: 0 });
+        self.owners.retain(|_, history| asked.duration_since(history.round) < MEMORY);
+        let history = self.owners.entry(owner.to_owned()).or_insert(OwnerHistory { round: asked, failed: 0 });
         if history.is_replacement(since) {
-            *history = OwnerHistory { round: now, failed: history.failed.saturating_add(1) };
+            *history = OwnerHistory { round: asked, failed: history.failed.saturating_add(1) };
         }
     }
 
