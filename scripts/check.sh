@@ -38,14 +38,14 @@ standard_libraries() {
 }
 
 # With what only scripts build: so chosen, nearly all of its libraries are the same as those of all else.
-all_features=tools/page,tools/public-api,redirect-core-fuzz/targets
+features_of_scripts=tools/page,tools/public-api,redirect-core-fuzz/targets
 
 lints() {
-    cargo clippy --locked --workspace --all-targets --features "$all_features" -- -D warnings
+    cargo clippy --locked --workspace --all-targets --features "$features_of_scripts" -- -D warnings
 }
 
 documentation() {
-    RUSTDOCFLAGS="-D warnings" cargo doc --locked --quiet --workspace --features "$all_features" --no-deps --document-private-items
+    RUSTDOCFLAGS="-D warnings" cargo doc --locked --quiet --workspace --features "$features_of_scripts" --no-deps --document-private-items
 }
 
 circles() {
