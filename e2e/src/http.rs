@@ -1,8 +1,9 @@
 //! HTTP/1.1 as far as stand-ins for servers need it.
 
-use std::io::{ErrorKind, Read, Result, Write as _};
-use std::net::TcpStream;
+use std::io::{Error, ErrorKind, Read, Result, Write as _};
+use std::net::{TcpStream, ToSocketAddrs};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use serde_json::json;
 use test_support::port;
@@ -53,6 +54,22 @@ impl HttpRequest {
     fn target(&self) -> (&str, &str) {
         let target = self.head.split(' ').nth(1).unwrap_or_default();
         target.split_once('?').unwrap_or((target, ""))
+    }
+}
+
+/// Reads a page of a server without TLS that never is silent for longer than `patience`: its status and body.
+pub fn get(server: impl ToSocketAddrs, path: &str, patience: Duration) -> Result<(u16, String)> {
+    let mut stream = TcpStream::connect(server)?;
+    stream.set_read_timeout(Some(patience))?;
+    // Of this version, the body ends with the connection.
+    write!(stream, "GET {path} HTTP/1.0\r\nHost: localhost\r\n\r\n")?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer)?;
+    let parts = answer.split_once("\r\n\r\n");
+    let status = parts.and_then(|(head, _)| head.split(' ').nth(1)?.parse().ok());
+    match (status, parts) {
+        (Some(status), Some((_, body))) => Ok((status, body.to_owned())),
+        _ => Err(Error::new(ErrorKind::InvalidData, answer)),
     }
 }
 

@@ -7,17 +7,18 @@
 //! Paths below the node's work folder ([`Node::conf_dir`] and so on) are the same inside and outside.
 
 use std::fs::{self, File};
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Mutex, PoisonError, RwLock, RwLockReadGuard};
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
+use crate::http;
 use crate::image::Image;
 use crate::kube::ApiServer;
 use crate::tools;
@@ -313,10 +314,10 @@ impl<'a> Node<'a> {
 
     /// All pods of the node as the kubelet sees them, with their status.
     pub fn pods(&self) -> Result<Vec<Value>> {
-        let url = format!("http://127.0.0.1:{KUBELET_READ_ONLY_PORT}/pods");
-        let curl = process::command("curl", ["--silent", "--show-error", "--fail", &url]);
-        let answer = self.namespace().run(&curl)?.ok()?;
-        let mut list: Value = serde_json::from_str(&answer.stdout).context("the kubelet answers no JSON")?;
+        let kubelet = (Ipv4Addr::LOCALHOST, KUBELET_READ_ONLY_PORT);
+        let (status, text) = self.namespace().enter(|| http::get(kubelet, "/pods", SHORT))??;
+        ensure!(status == 200, "the kubelet answers {status}: {text}");
+        let mut list: Value = serde_json::from_str(&text).context("the kubelet answers no JSON")?;
         Ok(serde_json::from_value(list["items"].take()).unwrap_or_default())
     }
 

@@ -6,8 +6,7 @@
 use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::fs;
-use std::io::{Read, Write};
-use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -16,6 +15,7 @@ use anyhow::{Context, Result, ensure};
 use nix::sys::signal::Signal;
 use serde_json::Value;
 
+use crate::http;
 use crate::traffic::Relay;
 use test_support::netns::{Families, Namespace};
 use test_support::process::{Background, SHORT};
@@ -172,17 +172,9 @@ pub fn served(home: &Namespace) -> Result<BTreeSet<String>> {
 
 /// What a ztunnel knows, as it says to its administrator.
 fn config(home: &Namespace) -> Result<Value> {
-    let answer = home.enter(|| -> Result<String> {
-        let mut stream = TcpStream::connect(ADMIN)?;
-        stream.set_read_timeout(Some(SHORT))?;
-        write!(stream, "GET /config_dump HTTP/1.0\r\nHost: localhost\r\n\r\n")?;
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer)?;
-        Ok(answer)
-    })??;
-    let (head, body) = answer.split_once("\r\n\r\n").context("no answer")?;
-    ensure!(head.contains(" 200 "), "{head}");
-    Ok(serde_json::from_str(body)?)
+    let (status, body) = home.enter(|| http::get(ADMIN, "/config_dump", SHORT))??;
+    ensure!(status == 200, "{status}: {body}");
+    Ok(serde_json::from_str(&body)?)
 }
 
 /// A line of the list `workloads` in ztunnel's own format: a pod that speaks HBONE, with its `services` and whatever else it has.

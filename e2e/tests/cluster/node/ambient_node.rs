@@ -5,11 +5,12 @@ use crate::agent_support::{
     run_dir, wait_loaded,
 };
 use anyhow::{Context, Result, ensure};
+use e2e::http;
 use e2e::kube::ApiServer;
 use e2e::node::{Node, Pod, plain_pod, sidecar_pod};
 use e2e::ztunnel::Obedient;
 use serde_json::{Value, json};
-use test_support::process::{self, until};
+use test_support::process::{SHORT, until};
 
 /// The manifest with ambient mode switched on, as its head says.
 fn manifest() -> String {
@@ -18,8 +19,9 @@ fn manifest() -> String {
 
 /// What the agent says of its node's pods.
 fn readiness(node: &Node<'_>) -> Result<String> {
-    let curl = process::command("curl", ["--silent", "localhost:8000/readyz?verbose"]);
-    Ok(node.run(&curl)?.stdout)
+    let answer = node.namespace().enter(|| http::get("127.0.0.1:8000", "/readyz?verbose", SHORT))?;
+    // Nothing before the agent runs.
+    Ok(answer.map(|(_, text)| text).unwrap_or_default())
 }
 
 fn wait_for_words(node: &Node<'_>, words: &str) -> Result<()> {

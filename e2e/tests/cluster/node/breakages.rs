@@ -14,6 +14,7 @@ use crate::chart_support::rendered_without_tests;
 use crate::node::kubectl_redirect::reached;
 use anyhow::{Context, Result, bail, ensure};
 use e2e::guides::{breakages, record_breakages};
+use e2e::http;
 use e2e::kube::ApiServer;
 use e2e::node::{Node, PRIMARY_CONFLIST, Pod, plain_pod, sidecar_pod};
 use serde_json::{Value, json};
@@ -206,9 +207,10 @@ impl World<'_> {
 
     /// What the agent says of itself; nothing while it does not run.
     fn readyz(&self, query: &str) -> Result<String> {
-        let url = format!("http://127.0.0.1:8000/readyz{query}");
-        let curl = process::command("curl", ["--silent", "--max-time", "5", &url]);
-        Ok(self.node.namespace().run(&curl)?.stdout.trim().to_owned())
+        let page = format!("/readyz{query}");
+        let answer =
+            self.node.namespace().enter(|| http::get("127.0.0.1:8000", &page, Duration::from_secs(5)))?;
+        Ok(answer.map(|(_, text)| text.trim().to_owned()).unwrap_or_default())
     }
 
     fn credentials(&self) -> PathBuf {
