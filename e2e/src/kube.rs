@@ -7,10 +7,11 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, ensure};
+use cluster_client::Client;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -21,9 +22,11 @@ use test_support::process::{self, Background, Output, SHORT, until};
 
 mod controllers;
 mod pki;
+mod resources;
 mod sending;
 
 use pki::Authority;
+use resources::Resources;
 
 pub use controllers::Controllers;
 pub use pki::Identity;
@@ -48,6 +51,10 @@ pub struct ApiServer {
     port: u16,
     etcd_url: String,
     authority: Authority,
+    /// The admin's.
+    client: OnceLock<Client>,
+    /// None before it is asked for any by kind.
+    resources: Mutex<Option<Resources>>,
     folder: TempDir,
 }
 
@@ -109,8 +116,17 @@ impl ApiServer {
         authority.issue("apiserver", "/CN=kube-apiserver", SERVER_NAMES)?;
         let (etcd, etcd_url) = start_etcd(folder.path())?;
         let log = folder.path().join("kube-apiserver.log");
-        let (server, port) = (Mutex::new(None), free_port()?);
-        let api = Self { server, etcd: Some(etcd), log, port, etcd_url, authority, folder };
+        let api = Self {
+            server: Mutex::new(None),
+            etcd: Some(etcd),
+            log,
+            port: free_port()?,
+            etcd_url,
+            authority,
+            client: OnceLock::new(),
+            resources: Mutex::new(None),
+            folder,
+        };
         api.certificate_kubeconfig("admin", "/O=system:masters/CN=admin")?;
         api.start_again()?;
         api.provision_namespace("default")?;
@@ -136,6 +152,8 @@ impl ApiServer {
             port: port.parse()?,
             etcd_url: etcd_url.to_owned(),
             authority: Authority::of(folder.path()),
+            client: OnceLock::new(),
+            resources: Mutex::new(None),
             folder,
         })
     }
@@ -155,11 +173,10 @@ impl ApiServer {
         let server =
             Background::start("kube-apiserver", &self.server_command()?, &self.log)?.killed_on_drop();
         // Ready means that etcd answers, too.
-        let mut probe = self.curl("/readyz")?;
+        let probe = Sending::get("/readyz");
         let processes: Vec<_> = [&server].into_iter().chain(&self.etcd).collect();
         until("the API server to be ready", START, &processes, || {
-            let answer = process::run(&mut probe, SHORT)?;
-            Ok((answer.stdout == "ok").then_some(()))
+            Ok(self.text(&probe).is_ok_and(|answer| answer == "ok").then_some(()))
         })?;
         Ok(server)
     }
@@ -204,7 +221,7 @@ impl ApiServer {
 
     /// What the server counts, at one moment.
     pub fn metrics(&self) -> Result<ServerMetrics> {
-        Ok(ServerMetrics(self.kubectl(&["get", "--raw", "/metrics"])?.stdout))
+        Ok(ServerMetrics(self.text(&Sending::get("/metrics"))?))
     }
 
     /// All the server has logged.
@@ -253,63 +270,23 @@ impl ApiServer {
         )
     }
 
-    /// Runs kubectl as the admin; an exit code other than 0 is an error.
+    /// Runs kubectl as the admin; an exit code other than 0 is an error. It starts slowly: [`ApiServer::get`] and its like ask without it.
     pub fn kubectl(&self, args: &[&str]) -> Result<Output> {
         self.kubectl_as(&self.admin_kubeconfig(), args)?.ok()
     }
 
     /// Runs kubectl with a kubeconfig file, however it ends.
     pub fn kubectl_as(&self, kubeconfig: &Path, args: &[&str]) -> Result<Output> {
-        let mut kubectl = self.kubectl_command(kubeconfig)?;
-        process::run(kubectl.args(args), SHORT)
-    }
-
-    /// Creates or changes objects given as YAML or JSON, as the admin.
-    pub fn apply(&self, objects: &str) -> Result<()> {
-        let mut kubectl = self.kubectl_command(&self.admin_kubeconfig())?;
-        kubectl.args(["apply", "--server-side", "--force-conflicts", "-f", "-"]);
-        process::run_with_input(&mut kubectl, objects, SHORT)?.ok()?;
-        Ok(())
-    }
-
-    /// Creates an object and returns it as the server has it.
-    pub fn create(&self, object: &Value) -> Result<Value> {
-        let mut kubectl = self.kubectl_command(&self.admin_kubeconfig())?;
-        kubectl.args(["apply", "--server-side", "-o", "json", "-f", "-"]);
-        let output = process::run_with_input(&mut kubectl, &object.to_string(), SHORT)?.ok()?;
-        serde_json::from_str(&output.stdout).context("kubectl printed no JSON")
-    }
-
-    /// Reads one object: `kind` may be qualified as in kubectl. Namespace "" for what has none.
-    pub fn get(&self, kind: &str, namespace: &str, name: &str) -> Result<Value> {
-        let output = self.kubectl(&["get", kind, name, "-n", namespace, "-o", "json"])?;
-        serde_json::from_str(&output.stdout).context("kubectl printed no JSON")
-    }
-
-    /// Reads what is at a path. Costs a tenth of what kubectl does: for who asks repeatedly.
-    pub fn read(&self, path: &str) -> Result<Value> {
-        let mut curl = self.curl(path)?;
-        let answer = process::run(curl.arg("--fail-with-body"), SHORT)?;
-        serde_json::from_str(&answer.ok()?.stdout).context("the API server answers no JSON")
-    }
-
-    /// Lists objects of a kind in a namespace, or in all if the namespace is "".
-    pub fn list(&self, kind: &str, namespace: &str) -> Result<Vec<Value>> {
-        let scope = if namespace.is_empty() {
-            "--all-namespaces".to_owned()
-        } else {
-            format!("--namespace={namespace}")
-        };
-        let output = self.kubectl(&["get", kind, &scope, "-o", "json"])?;
-        let mut list: Value = serde_json::from_str(&output.stdout).context("kubectl printed no JSON")?;
-        serde_json::from_value(list["items"].take()).context("kubectl printed no list")
+        let cache = self.folder.path().join("kubectl-cache");
+        let mut kubectl = process::command(tools::built("kubectl")?, ["--kubeconfig"]);
+        kubectl.arg(kubeconfig).arg("--cache-dir").arg(cache).args(args);
+        // It ends before its garbage is worth collecting.
+        process::run(kubectl.env("GOGC", "off"), SHORT)
     }
 
     /// Creates a namespace with its default service account, ready for pods.
     pub fn create_namespace(&self, name: &str) -> Result<()> {
-        self.apply(
-            &json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}).to_string(),
-        )?;
+        self.create(&json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}))?;
         self.provision_namespace(name)
     }
 
@@ -323,13 +300,12 @@ impl ApiServer {
     /// Creates a service account without any role.
     pub fn create_service_account(&self, namespace: &str, name: &str) -> Result<()> {
         let metadata = json!({"namespace": namespace, "name": name});
-        self.apply(&json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata}).to_string())
+        self.create(&json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata})).map(drop)
     }
 
     /// A token of a service account from the TokenRequest API, good for an hour.
     pub fn token(&self, namespace: &str, service_account: &str) -> Result<String> {
-        let output = self.kubectl(&["create", "token", service_account, "-n", namespace, "--duration=1h"])?;
-        Ok(output.stdout.trim().to_owned())
+        self.requested_token(namespace, service_account, &json!({"expirationSeconds": 3600}))
     }
 
     /// A token of a pod's service account, bound to the pod and for this audience, as the kubelet projects one into it.
@@ -340,9 +316,18 @@ impl ApiServer {
         service_account: &str,
         audience: &str,
     ) -> Result<String> {
-        let mut args = vec!["create", "token", service_account, "-n", namespace, "--audience", audience];
-        args.extend(["--bound-object-kind=Pod", "--bound-object-name", pod, "--duration=1h"]);
-        Ok(self.kubectl(&args)?.stdout.trim().to_owned())
+        let pod = &self.get("pod", namespace, pod)?["metadata"];
+        let bound = json!({"kind": "Pod", "apiVersion": "v1", "name": pod["name"], "uid": pod["uid"]});
+        let wanted = json!({"audiences": [audience], "expirationSeconds": 3600, "boundObjectRef": bound});
+        self.requested_token(namespace, service_account, &wanted)
+    }
+
+    fn requested_token(&self, namespace: &str, service_account: &str, wanted: &Value) -> Result<String> {
+        let path = format!("/api/v1/namespaces/{namespace}/serviceaccounts/{service_account}/token");
+        let request =
+            json!({"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": wanted});
+        let answer = self.send(&Sending::post(&path, &request))?;
+        Ok(answer["status"]["token"].as_str().context("no token")?.to_owned())
     }
 
     /// A token of a service account that is valid between two moments, signed with the server's own key. The TokenRequest API
@@ -374,12 +359,10 @@ impl ApiServer {
 
     /// What the controllers of a real control plane put into every namespace.
     fn provision_namespace(&self, name: &str) -> Result<()> {
-        let authority = fs::read_to_string(self.ca_path())?;
-        let metadata = |object: &str| json!({"namespace": name, "name": object});
-        self.apply(&json!({"apiVersion": "v1", "kind": "List", "items": [
-            {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata("default")},
-            {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata("kube-root-ca.crt"), "data": {"ca.crt": authority}},
-        ]}).to_string())
+        let data = json!({"ca.crt": fs::read_to_string(self.ca_path())?});
+        let metadata = json!({"namespace": name, "name": "kube-root-ca.crt"});
+        self.create(&json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data}))?;
+        self.create_service_account(name, "default")
     }
 
     fn server_command(&self) -> Result<Command> {
@@ -409,29 +392,6 @@ impl ApiServer {
             "--request-timeout=10m".to_owned(),
         ];
         Ok(process::command(tools::built("kube-apiserver")?, flags))
-    }
-
-    fn kubectl_command(&self, kubeconfig: &Path) -> Result<Command> {
-        let mut kubectl = Command::new(tools::built("kubectl")?);
-        // It ends before its garbage is worth collecting.
-        kubectl.env("GOGC", "off");
-        kubectl
-            .arg("--kubeconfig")
-            .arg(kubeconfig)
-            .arg("--cache-dir")
-            .arg(self.folder.path().join("kubectl-cache"));
-        Ok(kubectl)
-    }
-
-    fn curl(&self, path: &str) -> Result<Command> {
-        let mut curl = Command::new("curl");
-        curl.args(["--silent", "--max-time", "30", "--cacert"]).arg(self.ca_path());
-        curl.arg("--cert")
-            .arg(self.folder.path().join("admin.crt"))
-            .arg("--key")
-            .arg(self.folder.path().join("admin.key"));
-        curl.arg(format!("{}{path}", self.url()));
-        Ok(curl)
     }
 }
 

@@ -6,6 +6,8 @@ use std::process::Command;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result};
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use serde_json::Value;
 
 use test_support::process::{self, SHORT};
@@ -92,8 +94,8 @@ impl Authority {
 
 /// A file's content in base64, on one line.
 pub(super) fn base64(file: &Path) -> Result<String> {
-    fs::metadata(file).with_context(|| format!("no file {}", file.display()))?;
-    openssl(Command::new("openssl").args(["base64", "-A", "-in"]).arg(file))
+    let content = fs::read(file).with_context(|| format!("no file {}", file.display()))?;
+    Ok(STANDARD.encode(content))
 }
 
 /// Seconds since 1970, as tokens count.

@@ -166,9 +166,7 @@ impl<'a> Pod<'a> {
     pub fn delete(&self, deadline: Duration) -> Result<()> {
         match (&self.manifest, self.node.api) {
             (Some(manifest), _) => fs::remove_file(manifest)?,
-            (None, Some(api)) => {
-                api.kubectl(&["delete", "pod", &self.name, "-n", &self.namespace, "--wait=false"])?;
-            }
+            (None, Some(api)) => api.delete("pod", &self.namespace, &self.name)?,
             (None, None) => anyhow::bail!("pod {} was not started with start_pod", self.name),
         }
         let waited = until(&format!("pod {} to be gone", self.name), deadline, &[], || {

@@ -1,8 +1,6 @@
 //! The repair controller and a real API server, with the roles of the manifest as it ships: broken pods are dealt with as configured, others
 //! never, whoever changes them meanwhile.
 
-use std::fs;
-use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::agent_support::fleet::FleetAgent;
@@ -216,10 +214,6 @@ impl Cluster {
         Ok(Self { api, system, shop, nodes, folder })
     }
 
-    fn path(&self, part: &str) -> PathBuf {
-        self.folder.path().join(part)
-    }
-
     /// Makes pods, with their status as a kubelet reports it.
     fn put(&self, mut pods: Vec<Value>) -> Result<()> {
         for pod in &mut pods {
@@ -227,13 +221,10 @@ impl Cluster {
             pod["spec"]["nodeName"] = json!(node);
             pod["metadata"]["namespace"] = json!(self.shop);
         }
-        let list = json!({"apiVersion": "v1", "kind": "List", "items": pods}).to_string();
-        self.api.apply(&list)?;
-        let file = self.path("pods.json");
-        fs::write(&file, &list)?;
-        let file = file.display().to_string();
-        let flags = ["apply", "--server-side", "--force-conflicts", "--subresource=status", "-f", &file];
-        self.api.kubectl(&flags)?;
+        for pod in &pods {
+            self.api.create(pod)?;
+            self.api.apply_status(pod)?;
+        }
         Ok(())
     }
 
@@ -244,22 +235,17 @@ impl Cluster {
 
     /// None where it is gone.
     fn pod(&self, name: &str) -> Result<Option<Value>> {
-        let found =
-            self.api.kubectl(&["get", "pod", name, "-n", &self.shop, "--ignore-not-found", "-o", "json"])?;
-        let text = found.stdout.trim();
-        Ok(if text.is_empty() { None } else { Some(serde_json::from_str(text)?) })
+        self.api.find("pod", &self.shop, name)
     }
 
     fn delete(&self, pod: &str) -> Result<()> {
-        self.api.kubectl(&["delete", "pod", pod, "-n", &self.shop, "--wait=false"]).map(drop)
+        self.api.delete("pod", &self.shop, pod)
     }
 
     /// Events of the repair controller about a pod: their reasons and messages.
     fn events(&self, pod: &str) -> Result<Vec<(String, String)>> {
-        let all = self.api.kubectl(&["get", "events", "-n", &self.shop, "-o", "json"])?;
-        let all: Value = serde_json::from_str(&all.stdout)?;
-        let items = all["items"].as_array().context("events")?.iter();
-        let about = items.filter(|event| {
+        let all = self.api.list("events", &self.shop)?;
+        let about = all.iter().filter(|event| {
             event["involvedObject"]["name"] == pod && event["source"]["component"] == "cni-repair"
         });
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();

@@ -226,11 +226,9 @@ fn wait_tainted(controller: &FleetAgent, nodes: usize, tainted: usize) -> Result
 
 /// The names of nodes that have a taint.
 fn tainted_nodes(api: &ApiServer) -> Result<Vec<String>> {
-    let columns = "-o=custom-columns=NAME:.metadata.name,TAINTS:.spec.taints[*].key";
-    let text = api.kubectl(&["get", "nodes", "--no-headers", columns])?.stdout;
-    let rows = text.lines().filter_map(|line| line.split_once(' '));
-    let tainted = rows.filter(|(_, keys)| keys.trim() != "<none>");
-    Ok(tainted.map(|(name, _)| name.to_owned()).collect())
+    let nodes = api.list("nodes", "")?;
+    let tainted = nodes.iter().filter(|node| node["spec"]["taints"].is_array());
+    Ok(tainted.filter_map(|node| Some(node["metadata"]["name"].as_str()?.to_owned())).collect())
 }
 
 /// How the controller's own figures have to be where nothing failed.

@@ -155,19 +155,13 @@ impl Cluster {
         let pod = json!({"apiVersion": "v1", "kind": "Pod",
             "metadata": {"name": name, "namespace": self.system, "labels": {"k8s-app": "istio-cni-node"}},
             "spec": {"nodeName": self.full(node), "terminationGracePeriodSeconds": 0, "containers": [{"name": "install-cni", "image": "x"}]},
-            "status": {"phase": "Running", "conditions": [{"type": "Ready", "status": status}]}})
-        .to_string();
-        self.api.apply(&pod)?;
-        let file = self.folder.path().join(format!("{name}.json"));
-        fs::write(&file, &pod)?;
-        let file = file.display().to_string();
-        let flags = ["apply", "--server-side", "--force-conflicts", "--subresource=status", "-f", &file];
-        self.api.kubectl(&flags).map(drop)
+            "status": {"phase": "Running", "conditions": [{"type": "Ready", "status": status}]}});
+        self.api.create(&pod)?;
+        self.api.apply_status(&pod)
     }
 
     fn delete(&self, kind: &str, name: &str) -> Result<()> {
-        let flags = ["delete", kind, name, "-n", &self.system, "--grace-period=0", "--force"];
-        self.api.kubectl(&flags).map(drop)
+        self.api.delete_now(kind, &self.system, name)
     }
 
     /// Events about a node: who says them, and their reasons.

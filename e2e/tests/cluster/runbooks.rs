@@ -226,21 +226,11 @@ impl World {
             self.agent_is(node, &running(true))?;
         }
         for what in ["events", "pods"] {
-            self.api.kubectl(&["-n", "default", "delete", what, "--all", "--force", "--grace-period=0"])?;
+            self.api.delete_all(what, "default")?;
         }
-        self.api.kubectl(&["-n", NAMESPACE, "delete", "events", "--all"])?;
-        let replicas = format!("app={CONTROLLER}");
-        self.api.kubectl(&[
-            "-n",
-            NAMESPACE,
-            "delete",
-            "pods",
-            "-l",
-            &replicas,
-            "--force",
-            "--grace-period=0",
-        ])?;
-        Ok(())
+        self.api.delete_all("events", NAMESPACE)?;
+        let replicas = format!("/api/v1/namespaces/{NAMESPACE}/pods?labelSelector=app={CONTROLLER}");
+        self.api.send(&Sending::delete(&replicas)).map(drop)
     }
 
     /// The status of an agent's container.
