@@ -20,6 +20,8 @@ if [ "${1:-}" = cluster ]; then
     packages=cluster
     # As many nodes as e2e/src/node.rs lets run at once.
     part=(--only cluster --at-most 2 cluster::node::)
+    # Nearly all that runs here is written in Go and has memory to spare: a tenth of the processors' time.
+    export GOGC=${GOGC:-400}
     shift
 fi
 
