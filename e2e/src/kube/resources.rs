@@ -17,16 +17,12 @@ const ALL_IN_ONE: &str = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGrou
 #[derive(Debug)]
 pub(super) struct Resources(Vec<Resource>);
 
-#[derive(Debug)]
-struct Resource {
-    /// As an object has it: the version, behind the group where it has one.
-    api_version: String,
-    described: Described,
-}
-
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Described {
+struct Resource {
+    /// As an object has it: the version, behind the group where it has one.
+    #[serde(skip)]
+    api_version: String,
     /// Its name in paths.
     resource: String,
     /// `kind` and more.
@@ -47,9 +43,9 @@ impl Resources {
                     group["metadata"]["name"].as_str().map(|name| format!("{name}/")).unwrap_or_default();
                 for version in group["versions"].as_array_mut().context("no versions")? {
                     let api_version = format!("{name}{}", version["version"].as_str().context("no name")?);
-                    let described: Vec<Described> = serde_json::from_value(version["resources"].take())?;
-                    let of_version = |described| Resource { api_version: api_version.clone(), described };
-                    all.extend(described.into_iter().map(of_version));
+                    let resources: Vec<Resource> = serde_json::from_value(version["resources"].take())?;
+                    let of_version = |one| Resource { api_version: api_version.clone(), ..one };
+                    all.extend(resources.into_iter().map(of_version));
                 }
             }
         }
@@ -58,15 +54,14 @@ impl Resources {
 
     /// The path of all objects of a kind, called as kubectl calls it: `pod` or `pods`. Namespace "" for all namespaces, and for what is in none.
     pub(super) fn path(&self, called: &str, namespace: &str) -> Option<String> {
-        let is_called = |one: &Described| one.resource == called || one.singular_resource == called;
-        Some(self.0.iter().find(|one| is_called(&one.described))?.path(namespace))
+        let is_called = |one: &&Resource| one.resource == called || one.singular_resource == called;
+        Some(self.0.iter().find(is_called)?.path(namespace))
     }
 
     /// The path of an object, in the namespace `default` if it names none.
     pub(super) fn path_of(&self, object: &Value) -> Option<String> {
-        let is_of_kind = |resource: &&Resource| {
-            object["apiVersion"] == resource.api_version
-                && object["kind"] == resource.described.response_kind["kind"]
+        let is_of_kind = |one: &&Resource| {
+            object["apiVersion"] == one.api_version && object["kind"] == one.response_kind["kind"]
         };
         let metadata = &object["metadata"];
         let all = self.0.iter().find(is_of_kind)?.path(metadata["namespace"].as_str().unwrap_or("default"));
@@ -76,7 +71,7 @@ impl Resources {
 
 impl Resource {
     fn path(&self, namespace: &str) -> String {
-        let Self { api_version, described: Described { resource, scope, .. } } = self;
+        let Self { api_version, resource, scope, .. } = self;
         let root = if api_version.contains('/') { "apis" } else { "api" };
         if namespace.is_empty() || scope != "Namespaced" {
             format!("/{root}/{api_version}/{resource}")
@@ -87,7 +82,7 @@ impl Resource {
 }
 
 impl ApiServer {
-    /// Creates or changes objects given as YAML or JSON, in one document or several.
+    /// Creates or changes objects given as YAML or JSON, in one document or several, by force.
     pub fn apply(&self, objects: &str) -> Result<()> {
         let documents: Vec<Value> = match serde_json::from_str(objects) {
             Ok(one) => vec![one],
@@ -101,17 +96,17 @@ impl ApiServer {
             let items = object["items"].as_array().context("a list without items")?;
             return items.iter().try_for_each(|item| self.apply_object(item));
         }
-        self.create(object).map(drop)
+        self.send(&Sending::apply(&self.path_of(object)?, object, true)).map(drop)
     }
 
-    /// Creates or changes an object and returns it as the server has it.
+    /// Creates an object and returns it as the server has it. What another program has set otherwise is an error.
     pub fn create(&self, object: &Value) -> Result<Value> {
-        self.send(&Sending::apply(&self.path_of(object)?, object))
+        self.send(&Sending::apply(&self.path_of(object)?, object, false))
     }
 
     /// Makes the status of an object that exists be as in this one.
     pub fn apply_status(&self, object: &Value) -> Result<()> {
-        self.send(&Sending::apply(&format!("{}/status", self.path_of(object)?), object)).map(drop)
+        self.send(&Sending::apply(&format!("{}/status", self.path_of(object)?), object, true)).map(drop)
     }
 
     /// Reads one object: `kind` as kubectl calls it. Namespace "" for what has none.
@@ -122,7 +117,9 @@ impl ApiServer {
     /// The same for an object that may not exist.
     pub fn find(&self, kind: &str, namespace: &str, name: &str) -> Result<Option<Value>> {
         match self.get(kind, namespace, name) {
-            Err(error) if matches!(error.downcast_ref(), Some(ApiError::NotFound(_))) => Ok(None),
+            Err(error) if matches!(error.downcast_ref(), Some(ApiError::NotFound(words)) if words.by_api) => {
+                Ok(None)
+            }
             found => found.map(Some),
         }
     }

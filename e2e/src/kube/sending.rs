@@ -35,7 +35,7 @@ pub struct Sending {
 
 impl Sending {
     /// Reads what is at a path.
-    pub fn get(path: &str) -> Self {
+    pub(super) fn get(path: &str) -> Self {
         Self::of("GET", path, "application/json", String::new())
     }
 
@@ -49,9 +49,9 @@ impl Sending {
         Self::of("PATCH", path, "application/merge-patch+json", part.to_string())
     }
 
-    /// Makes an object be as this one says, created or changed.
-    pub fn apply(path: &str, object: &Value) -> Self {
-        let path = format!("{path}?fieldManager=kubectl&force=true&fieldValidation=Strict");
+    /// Makes an object be as this one says, created or changed; by force also where another program has set it otherwise.
+    pub(super) fn apply(path: &str, object: &Value, force: bool) -> Self {
+        let path = format!("{path}?fieldManager=kubectl&force={force}&fieldValidation=Strict");
         Self::of("PATCH", &path, "application/apply-patch+yaml", object.to_string())
     }
 
@@ -62,7 +62,7 @@ impl Sending {
     }
 
     /// Deletes an object as kubectl does: pods end by themselves, and what it owns goes with it.
-    pub fn delete_in_its_time(path: &str) -> Self {
+    pub(super) fn delete_in_its_time(path: &str) -> Self {
         let body = json!({"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Background"});
         Self::of("DELETE", path, "application/json", body.to_string())
     }

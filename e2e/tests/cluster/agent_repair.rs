@@ -221,11 +221,8 @@ impl Cluster {
             pod["spec"]["nodeName"] = json!(node);
             pod["metadata"]["namespace"] = json!(self.shop);
         }
-        for pod in &pods {
-            self.api.create(pod)?;
-            self.api.apply_status(pod)?;
-        }
-        Ok(())
+        self.api.apply(&json!({"apiVersion": "v1", "kind": "List", "items": pods}).to_string())?;
+        pods.iter().try_for_each(|pod| self.api.apply_status(pod))
     }
 
     /// The agent of the first node.

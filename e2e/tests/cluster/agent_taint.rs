@@ -156,7 +156,7 @@ impl Cluster {
             "metadata": {"name": name, "namespace": self.system, "labels": {"k8s-app": "istio-cni-node"}},
             "spec": {"nodeName": self.full(node), "terminationGracePeriodSeconds": 0, "containers": [{"name": "install-cni", "image": "x"}]},
             "status": {"phase": "Running", "conditions": [{"type": "Ready", "status": status}]}});
-        self.api.create(&pod)?;
+        self.api.apply(&pod.to_string())?;
         self.api.apply_status(&pod)
     }
 
