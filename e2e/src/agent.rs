@@ -351,9 +351,7 @@ pub fn exchange(
     let _ = stream.write_all(body);
     let mut answer = Vec::new();
     let _ = stream.read_to_end(&mut answer);
-    let answer = String::from_utf8_lossy(&answer).into_owned();
-    let (head, body) = answer.split_once("\r\n\r\n")?;
-    Some((head.split(' ').nth(1)?.parse().ok()?, body.to_owned()))
+    http::answered(&String::from_utf8_lossy(&answer))
 }
 
 /// The library that sets a program's clock of the day.

@@ -1,4 +1,4 @@
-//! HTTP/1.1 as far as stand-ins for servers need it.
+//! HTTP as far as stand-ins for servers need it, and reading a page.
 
 use std::io::{Error, ErrorKind, Read, Result, Write as _};
 use std::net::{TcpStream, ToSocketAddrs};
@@ -57,7 +57,7 @@ impl HttpRequest {
     }
 }
 
-/// Reads a page of a server without TLS that never is silent for longer than `patience`: its status and body.
+/// The status and body of a page of a server without TLS that is never silent for longer than `patience`.
 pub fn get(server: impl ToSocketAddrs, path: &str, patience: Duration) -> Result<(u16, String)> {
     let mut stream = TcpStream::connect(server)?;
     stream.set_read_timeout(Some(patience))?;
@@ -65,12 +65,13 @@ pub fn get(server: impl ToSocketAddrs, path: &str, patience: Duration) -> Result
     write!(stream, "GET {path} HTTP/1.0\r\nHost: localhost\r\n\r\n")?;
     let mut answer = String::new();
     stream.read_to_string(&mut answer)?;
-    let parts = answer.split_once("\r\n\r\n");
-    let status = parts.and_then(|(head, _)| head.split(' ').nth(1)?.parse().ok());
-    match (status, parts) {
-        (Some(status), Some((_, body))) => Ok((status, body.to_owned())),
-        _ => Err(Error::new(ErrorKind::InvalidData, answer)),
-    }
+    answered(&answer).ok_or_else(|| Error::new(ErrorKind::InvalidData, answer))
+}
+
+/// The status and body of a whole answer; none for other text.
+pub fn answered(text: &str) -> Option<(u16, String)> {
+    let (head, body) = text.split_once("\r\n\r\n")?;
+    Some((head.split(' ').nth(1)?.parse().ok()?, body.to_owned()))
 }
 
 /// A stand-in for a server, without TLS, and what it has and was asked. It answers for as long as the test process lives.

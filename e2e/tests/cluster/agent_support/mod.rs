@@ -252,6 +252,13 @@ pub fn is_ready(pod: &Value) -> Option<()> {
 /// The entry with more patience than a machine that stands still for a minute uses up, and less than a kubelet has.
 pub const PATIENT_ENTRY: &str = r#"{"name":"istio-cni","type":"istio-cni","plugin_log_level":"info","cni_agent_run_dir":"__CNI_AGENT_RUN_DIR__","pod_namespace":"__POD_NAMESPACE__","add_timeout":"100s"}"#;
 
+/// What the agent on the node's network says of itself; nothing while it does not run.
+pub fn readyz(node: &Node<'_>, query: &str) -> Result<String> {
+    let (page, patience) = (format!("/readyz{query}"), Duration::from_secs(5));
+    let answer = node.namespace().enter(|| http::get("127.0.0.1:8000", &page, patience))?;
+    Ok(answer.map(|(_, text)| text.trim().to_owned()).unwrap_or_default())
+}
+
 /// A metric of the agent on the node's network.
 pub fn metric(node: &Node<'_>, name: &str) -> Result<Option<f64>> {
     let answer = node.namespace().enter(|| get(15014, "/metrics"))?;

@@ -2,31 +2,23 @@
 
 use crate::agent_support::{
     GATEWAY, LOOPBACK, MANIFEST, POD, agent_pod, apply_manifest, assert_redirected, import_image, is_ready,
-    run_dir, wait_loaded,
+    readyz, run_dir, wait_loaded,
 };
 use anyhow::{Context, Result, ensure};
-use e2e::http;
 use e2e::kube::ApiServer;
 use e2e::node::{Node, Pod, plain_pod, sidecar_pod};
 use e2e::ztunnel::Obedient;
 use serde_json::{Value, json};
-use test_support::process::{SHORT, until};
+use test_support::process::until;
 
 /// The manifest with ambient mode switched on, as its head says.
 fn manifest() -> String {
     MANIFEST.replace("# ambient: ", "")
 }
 
-/// What the agent says of its node's pods.
-fn readiness(node: &Node<'_>) -> Result<String> {
-    let answer = node.namespace().enter(|| http::get("127.0.0.1:8000", "/readyz?verbose", SHORT))?;
-    // Nothing before the agent runs.
-    Ok(answer.map(|(_, text)| text).unwrap_or_default())
-}
-
 fn wait_for_words(node: &Node<'_>, words: &str) -> Result<()> {
-    let waited = until(words, POD, &[], || Ok(readiness(node)?.contains(words).then_some(())));
-    waited.with_context(|| readiness(node).unwrap_or_default())
+    let waited = until(words, POD, &[], || Ok(readyz(node, "?verbose")?.contains(words).then_some(())));
+    waited.with_context(|| readyz(node, "?verbose").unwrap_or_default())
 }
 
 /// What the pod's annotation says at the API server.

@@ -8,13 +8,12 @@ use std::time::{Duration, Instant};
 
 use crate::agent_support::{
     LOOPBACK, NAMESPACE, POD, agent_pod, apply_manifest, assert_redirected, entries, import_image, metric,
-    run_dir, wait_loaded,
+    readyz, run_dir, wait_loaded,
 };
 use crate::chart_support::rendered_without_tests;
 use crate::node::kubectl_redirect::reached;
 use anyhow::{Context, Result, bail, ensure};
 use e2e::guides::{breakages, record_breakages};
-use e2e::http;
 use e2e::kube::ApiServer;
 use e2e::node::{Node, PRIMARY_CONFLIST, Pod, plain_pod, sidecar_pod};
 use serde_json::{Value, json};
@@ -201,16 +200,8 @@ impl World<'_> {
     }
 
     fn wait_ready(&self) -> Result<()> {
-        until("the agent to be ready", POD, &[], || Ok((self.readyz("")? == "ready").then_some(())))
+        until("the agent to be ready", POD, &[], || Ok((readyz(self.node, "")? == "ready").then_some(())))
             .with_context(|| self.agent().log("install-cni").unwrap_or_default())
-    }
-
-    /// What the agent says of itself; nothing while it does not run.
-    fn readyz(&self, query: &str) -> Result<String> {
-        let page = format!("/readyz{query}");
-        let answer =
-            self.node.namespace().enter(|| http::get("127.0.0.1:8000", &page, Duration::from_secs(5)))?;
-        Ok(answer.map(|(_, text)| text.trim().to_owned()).unwrap_or_default())
     }
 
     fn credentials(&self) -> PathBuf {
@@ -322,7 +313,7 @@ impl World<'_> {
     /// Who shows what is wrong, those who need not be asked first.
     fn screens<'s>(&'s self, subject: &'s Subject, row: &'s Row<'s>) -> Vec<Screen<'s>> {
         let counts = move || Ok(metric(self.node, row.metric)?.is_some_and(|count| count > 0.0));
-        let readyz = move || Ok(self.readyz("")?.contains(row.words));
+        let page = move || Ok(readyz(self.node, "")?.contains(row.words));
         let is_unready = move || Ok(metric(self.node, READY)? == Some(0.0));
         let condition = move || {
             let (status, message) = self.condition()?;
@@ -342,21 +333,21 @@ impl World<'_> {
                 ("pod", Box::new(|| self.is_shown(pod, row))),
             ],
             Subject::Node => vec![
-                ("/readyz", Box::new(readyz)),
+                ("/readyz", Box::new(page)),
                 ("metric", Box::new(is_unready)),
                 ("condition", Box::new(condition)),
                 ("scan", Box::new(move || self.is_scanned("nodes", self.node.name(), row))),
                 ("pod", Box::new(|| self.is_shown(STEADY, row))),
             ],
             Subject::NodeWithoutRight => vec![
-                ("/readyz", Box::new(readyz)),
+                ("/readyz", Box::new(page)),
                 ("metric", Box::new(is_unready)),
                 ("condition", Box::new(condition)),
                 ("scan", Box::new(unanswered)),
                 ("pod", Box::new(failed)),
             ],
             Subject::NodeWithoutAccount => vec![
-                ("/readyz", Box::new(readyz)),
+                ("/readyz", Box::new(page)),
                 ("metric", Box::new(is_unready)),
                 ("scan", Box::new(unanswered)),
                 ("pod", Box::new(failed)),
@@ -395,7 +386,7 @@ impl World<'_> {
         let said = |words: &[&str]| (self.run)(words).map(|output| output.stdout).unwrap_or_default();
         format!(
             "readyz: {:?}\ncondition: {:?}\n{}\n{}\n{}",
-            self.readyz("?verbose"),
+            readyz(self.node, "?verbose"),
             self.condition(),
             said(&["scan"]),
             said(&["pod", STEADY]),
@@ -441,7 +432,7 @@ fn whatever_breaks_on_a_node_every_screen_names_the_same_cause() -> Result<()> {
         match subject {
             // One pod makes no node unready.
             Subject::Pod(_) | Subject::Healed => {
-                ensure!(world.readyz("")? == "ready", "{what}: {}", world.everything());
+                ensure!(readyz(world.node, "")? == "ready", "{what}: {}", world.everything());
             }
             Subject::Node | Subject::NodeWithoutRight | Subject::NodeWithoutAccount => {}
             Subject::Agent => {
