@@ -338,7 +338,25 @@ fn every_pod_of_a_real_node_is_told_with_its_predicate_or_its_cause_and_remedy()
     what_is_wrong_with_the_node_comes_first(&ward, &api, &node, &mut agent)
 }
 
+/// How many ADDs a line of the agent's counts says were refused for a pod's settings.
+fn refused_adds(line: &Value) -> Option<usize> {
+    let count =
+        line.as_str()?.strip_prefix("istio_cni_plugin_add_total{outcome=\"fail\",reason=\"100\"} ")?;
+    count.strip_suffix(": ADD calls the plugin reported")?.parse().ok()
+}
+
+/// How many sandboxes of the pod with unreadable settings failed, by the kubelet.
+fn sandboxes_refused(node: &Node<'_>) -> usize {
+    let log = node.kubelet_log();
+    let failures = log.lines().filter(|line| line.contains("CreatePodSandbox for pod failed"));
+    failures.filter(|line| line.contains("default/unreadable")).count()
+}
+
 fn one_scan_tells_them_all(ward: &Ward<'_>, cases: &[&Case]) -> Result<()> {
+    // The kubelet tries a pod that was refused again, every ten seconds or so.
+    let log = fs::read_to_string(ward.node.state_dir().join("agent.log"))?;
+    let logged = log.lines().filter(|line| line.contains("code=100 decision=fail ")).count();
+    ensure!(logged > 0, "{log}");
     let scan = ward.json(&["scan"])?;
     ensure!(codes(&scan["node"]).is_empty(), "nothing is wrong with the node: {:#}", scan["node"]);
     let seen = |code: &str| {
@@ -346,11 +364,13 @@ fn one_scan_tells_them_all(ward: &Ward<'_>, cases: &[&Case]) -> Result<()> {
         notes.find(|note| note["code"] == code).map(|note| &note["seen"])
     };
     ensure!(seen("family-not-captured") == Some(&json!(["pod default/single-stack"])), "{:#}", scan["node"]);
-    let refused =
-        "istio_cni_plugin_add_total{outcome=\"fail\",reason=\"100\"} 1: ADD calls the plugin reported";
     // A slow machine has slow ADDs beside it.
-    let counted = seen("agent-counts").and_then(Value::as_array).context("no counts")?;
-    ensure!(counted.contains(&json!(refused)), "{counted:#?}");
+    let counts = seen("agent-counts").and_then(Value::as_array).context("no counts")?;
+    let counted = counts.iter().find_map(refused_adds).with_context(|| format!("{counts:#?}"))?;
+    ensure!(counted >= logged, "the agent logs an ADD once it has counted it: {logged}, {counts:#?}");
+    // The runtime ends after the plugin.
+    let as_many = || Ok((sandboxes_refused(ward.node) >= counted).then_some(()));
+    until(&format!("{counted} sandboxes of the unreadable pod to fail"), POD, &[], as_many)?;
     let told: BTreeMap<&str, Vec<&str>> = scan["pods"]
         .as_array()
         .context("pods")?
