@@ -3,19 +3,20 @@
 use std::{
     cmp::{Ordering, max, min},
     collections::BTreeMap,
+    sync::Arc,
 };
 
 /// Ranges in order, both ends included, no two of which touch.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) struct RangeSet(Ranges);
 
-/// Most sets are one range, and walks copy them constantly: only larger sets allocate.
+/// Most sets are one range, and walks copy them constantly: only larger sets allocate, and their copies share that.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 enum Ranges {
     None,
     One([(u128, u128); 1]),
     /// Two or more.
-    Many(Vec<(u128, u128)>),
+    Many(Arc<[(u128, u128)]>),
 }
 
 impl From<Vec<(u128, u128)>> for Ranges {
@@ -23,7 +24,7 @@ impl From<Vec<(u128, u128)>> for Ranges {
         match ranges.as_slice() {
             [] => Self::None,
             [one] => Self::One([*one]),
-            _ => Self::Many(ranges),
+            _ => Self::Many(ranges.into()),
         }
     }
 }
@@ -79,11 +80,11 @@ impl RangeSet {
         Self(joined.into())
     }
 
-    pub(crate) const fn ranges(&self) -> &[(u128, u128)] {
+    pub(crate) fn ranges(&self) -> &[(u128, u128)] {
         match &self.0 {
             Ranges::None => &[],
             Ranges::One(one) => one,
-            Ranges::Many(ranges) => ranges.as_slice(),
+            Ranges::Many(ranges) => ranges,
         }
     }
 
@@ -112,18 +113,7 @@ impl RangeSet {
 
     /// What is not in it, of numbers up to `most`.
     pub(super) fn complement(&self, most: u128) -> Self {
-        let mut gaps = Vec::with_capacity(self.ranges().len().saturating_add(1));
-        let mut next = Some(0);
-        for (first, last) in self.ranges() {
-            if let Some(from) = next.filter(|from| from < first) {
-                gaps.push((from, first.saturating_sub(1)));
-            }
-            next = last.checked_add(1);
-        }
-        if let Some(from) = next.filter(|from| *from <= most) {
-            gaps.push((from, most));
-        }
-        Self(gaps.into())
+        Self(self.gaps_in((0, most)).collect::<Vec<_>>().into())
     }
 
     pub(super) fn and(&self, other: &Self) -> Self {
@@ -157,8 +147,30 @@ impl RangeSet {
                     (Ranges::None, rest) | (rest, _) => Self(rest),
                 }
             }
-            _ => self.and(&other.complement(u128::MAX)),
+            _ => {
+                Self(self.ranges().iter().flat_map(|range| other.gaps_in(*range)).collect::<Vec<_>>().into())
+            }
         }
+    }
+
+    /// The parts of a range that it has no value of.
+    fn gaps_in(&self, (first, last): (u128, u128)) -> impl Iterator<Item = (u128, u128)> + '_ {
+        let begin = self.ranges().partition_point(|(_, end)| *end < first);
+        let mut met = self.ranges().iter().skip(begin).take_while(move |(from, _)| *from <= last);
+        let mut next = Some(first);
+        std::iter::from_fn(move || {
+            loop {
+                let from = next.filter(|from| *from <= last)?;
+                let Some((begin, end)) = met.next() else {
+                    next = None;
+                    return Some((from, last));
+                };
+                next = end.checked_add(1);
+                if from < *begin {
+                    return Some((from, begin.saturating_sub(1)));
+                }
+            }
+        })
     }
 
     pub(super) fn or(&self, other: &Self) -> Self {

@@ -11,6 +11,7 @@ use crate::{
     difference::{Region, merged},
     packets::{Packets, VariedField},
     set::RangeSet,
+    walk::TracePath,
 };
 use netfilter_state::{routing::FoundRouting, ruleset::HookedRules};
 use redirect_core::{plan::RulePlan, values::Family};
@@ -182,21 +183,16 @@ impl Kind {
         let is_captured = judge.wanted.fate != Fate::Dropped;
         self.is_sent = judge.is_sent;
         self.captured.extend(judge.unmarked(judge.wanted).filter(|_| is_captured));
-        let sent = judge.found.ways.iter().filter(|way| !way.is_unsent);
-        let sent: Vec<_> = sent.map(|way| (way, judge.is_lost(way), judge.unmarked(way))).collect();
-        let mut unmarked = sent.iter().filter(|(.., packets)| packets.is_some());
-        let is_certain = !judge.found.are_doubtful || unmarked.all(|(_, is_lost, _)| *is_lost);
-        for (way, is_lost, unmarked) in sent {
-            let Some(packets) = unmarked else {
-                if is_lost {
-                    self.marked.entry((way.fate, Certainty::May)).or_default().push(way.packets.clone());
-                }
+        let sent = || judge.found.ways.iter().filter(|way| !way.is_unsent);
+        let arrives = |way: &TracePath| !judge.is_lost(way) && !judge.is_marked(way);
+        let some_arrive = sent().any(arrives);
+        self.arrives |= some_arrive && is_captured;
+        let is_certain = !judge.found.are_doubtful || !some_arrive;
+        for way in sent().filter(|way| judge.is_lost(way)) {
+            let Some(packets) = judge.unmarked(way) else {
+                self.marked.entry((way.fate, Certainty::May)).or_default().push(way.packets.clone());
                 continue;
             };
-            if !is_lost {
-                self.arrives |= is_captured;
-                continue;
-            }
             let is_known = is_certain && way.fate != Fate::Unknown && !are_related(&way.packets);
             let severity = if is_known { Certainty::Does } else { Certainty::May };
             self.lost.entry((way.fate, severity)).or_default().push(packets);

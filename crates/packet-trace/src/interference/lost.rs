@@ -312,7 +312,7 @@ pub(super) struct Judge<'a> {
 
 impl Judge<'_> {
     /// Whether the application has marked all packets of a way.
-    fn is_marked(&self, way: &TracePath) -> bool {
+    pub(super) fn is_marked(&self, way: &TracePath) -> bool {
         are_marked(&way.packets, self.marked)
     }
 
