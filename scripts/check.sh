@@ -45,7 +45,9 @@ lints() {
 }
 
 documentation() {
-    RUSTDOCFLAGS="-D warnings" cargo doc --locked --quiet --workspace --features "$features_of_scripts" --no-deps --document-private-items
+    # Checked as it is when it is written, which takes as long again.
+    RUSTDOC=$PWD/scripts/rustdoc.sh RUSTDOCFLAGS="-Z unstable-options --check -D warnings" \
+        cargo doc --locked --quiet --workspace --features "$features_of_scripts" --no-deps --document-private-items
 }
 
 circles() {

@@ -65,6 +65,7 @@ step "advisories about dependencies" advisories
 step "the recipes of CONTRIBUTING.md" scripts/recipe.sh
 step "the pure libraries in browsers" in_browsers
 step "the oldest compiler and libraries" scripts/minimal-versions.sh
+step "the documentation of libraries" cargo doc --locked --quiet --workspace --no-deps --lib
 step "what would be published" packages
 step "lists of parts, as a library of CycloneDX reads them" lists_of_parts
 step "fuzzing, a few seconds a target" scripts/fuzz.sh --smoke
