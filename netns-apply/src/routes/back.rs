@@ -52,7 +52,7 @@ impl RouteSocket {
     }
 }
 
-fn route(to: IpAddr) -> RouteMessage {
+pub(super) fn route(to: IpAddr) -> RouteMessage {
     let family = Family::of(&to);
     let mut route = RouteMessage::default();
     route.header.address_family = address_family(family);
@@ -65,12 +65,8 @@ fn route(to: IpAddr) -> RouteMessage {
         Family::V6 => RouteScope::Universe,
     };
     route.header.destination_prefix_length = IpNet::from(to).prefix_len();
-    let to = match to {
-        IpAddr::V4(to) => RouteAddress::Inet(to),
-        IpAddr::V6(to) => RouteAddress::Inet6(to),
-    };
     route.attributes = vec![
-        RouteAttribute::Destination(to),
+        RouteAttribute::Destination(to.into()),
         RouteAttribute::Table(RouteTables::LOCAL),
         RouteAttribute::Oif(LOOPBACK),
     ];

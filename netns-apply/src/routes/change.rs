@@ -1,6 +1,6 @@
 //! Adding and removing what rules need.
 
-use super::{LOOPBACK, Question, RouteError, RouteSocket, address_family};
+use super::{LOOPBACK, Question, RouteError, RouteSocket, address_family, back};
 use crate::{
     branch_rule::BranchRule,
     socket::{Ended, code},
@@ -48,10 +48,9 @@ impl RouteSocket {
             RoutingItem::Route(family, table) => {
                 (RouteNetlinkMessage::NewRoute(route(family, table)), ADD | NLM_F_EXCL)
             }
-            RoutingItem::LoopbackAddress => (
-                RouteNetlinkMessage::NewAddress(own_address(Family::PASSTHROUGH_V6.into())),
-                ADD | NLM_F_EXCL,
-            ),
+            RoutingItem::LoopbackAddress => {
+                (RouteNetlinkMessage::NewAddress(passthrough_address()), ADD | NLM_F_EXCL)
+            }
         };
         let question = self.message(&message, flags);
         match self.acknowledged(&question) {
@@ -113,10 +112,11 @@ impl RouteSocket {
         self.acknowledged(&question).map_err(|cause| cause.of("switch lo on".to_owned()))
     }
 
-    /// Gives the namespace an address of its own, on `lo`.
-    pub fn add_own_address(&mut self, address: IpAddr) -> Result<(), RouteError> {
-        let message = RouteNetlinkMessage::NewAddress(own_address(address));
-        self.ensure(&message, || format!("add the address {address} to lo"))
+    /// Has the namespace deliver to itself what is for an address, from now on. With the address itself, the kernel would begin with that some time after
+    /// its answer, if it is of IPv6 (addrconf.c, `addrconf_dad_work`).
+    pub fn add_local_route(&mut self, to: IpAddr) -> Result<(), RouteError> {
+        let message = RouteNetlinkMessage::NewRoute(local_route(to));
+        self.ensure(&message, || format!("add the route local {to} dev lo"))
     }
 
     /// Makes what a message describes; that it exists is fine.
@@ -217,20 +217,30 @@ fn route(family: Family, table: RouteTable) -> RouteMessage {
     route.header.table = u8::try_from(table.number()).unwrap_or(RouteHeader::RT_TABLE_UNSPEC);
     route.header.protocol = RouteProtocol::Boot;
     route.header.kind = RouteType::Local;
-    route.header.scope = match family {
-        Family::V4 => RouteScope::Host,
-        Family::V6 => RouteScope::Universe,
-    };
+    route.header.scope = local_scope(family);
     route.attributes = vec![RouteAttribute::Table(table.number()), RouteAttribute::Oif(LOOPBACK)];
     route
 }
 
-fn own_address(address: IpAddr) -> AddressMessage {
+fn local_route(to: IpAddr) -> RouteMessage {
+    let mut route = back::route(to);
+    route.header.kind = RouteType::Local;
+    route.header.scope = local_scope(Family::of(&to));
+    route
+}
+
+/// That of routes of the type `local`.
+const fn local_scope(family: Family) -> RouteScope {
+    match family {
+        Family::V4 => RouteScope::Host,
+        Family::V6 => RouteScope::Universe,
+    }
+}
+
+fn passthrough_address() -> AddressMessage {
+    let address = Family::PASSTHROUGH_V6.into();
     let mut message = AddressMessage::default();
-    message.header.family = match address {
-        IpAddr::V4(_) => AddressFamily::Inet,
-        IpAddr::V6(_) => AddressFamily::Inet6,
-    };
+    message.header.family = AddressFamily::Inet6;
     message.header.prefix_len = IpNet::from(address).prefix_len();
     message.header.index = LOOPBACK;
     message.header.scope = AddressScope::Universe;

@@ -4,9 +4,13 @@
 
 use crate::common::run;
 use netfilter_state::route_tables::{RouteKind, RouteTables};
-use netns_apply::{ApplyOptions, Live, routes::RouteSocket};
+use netns_apply::{ApplyOptions, Live, netns::DisposableThread, routes::RouteSocket};
 use redirect_core::{Family, rule::Hook};
-use std::collections::BTreeSet;
+use std::{
+    collections::BTreeSet,
+    io::ErrorKind,
+    net::{IpAddr, TcpStream},
+};
 use test_support::netns::{Families, Namespace};
 use test_support::process::{SHORT, until};
 
@@ -172,6 +176,25 @@ fn more_routes_than_are_read_are_said_to_be_more() {
             assert!(routes(&socket.tables().unwrap()).contains(&own));
         })
         .unwrap();
+}
+
+/// To a new IPv6 address the kernel would route a moment later.
+#[test]
+fn what_is_for_a_local_route_is_delivered_at_once() {
+    let tried = DisposableThread::run(|thread| {
+        thread.enter_new().unwrap();
+        let mut routes = RouteSocket::open(0).unwrap();
+        routes.raise_loopback().unwrap();
+        let own = (1..=200).flat_map(|number| [format!("10.96.0.{number}"), format!("fd00:96::{number}")]);
+        own.map(|own| {
+            let own: IpAddr = own.parse().unwrap();
+            routes.add_local_route(own).unwrap();
+            (own, TcpStream::connect((own, 443)).unwrap_err().kind())
+        })
+        .filter(|(_, error)| *error != ErrorKind::ConnectionRefused)
+        .collect::<Vec<_>>()
+    });
+    assert_eq!(tried.unwrap(), []);
 }
 
 #[test]
