@@ -113,7 +113,9 @@ impl RangeSet {
 
     /// What is not in it, of numbers up to `most`.
     pub(super) fn complement(&self, most: u128) -> Self {
-        Self(self.gaps_in((0, most)).collect::<Vec<_>>().into())
+        let mut gaps = Vec::with_capacity(self.ranges().len().saturating_add(1));
+        self.add_gaps_in((0, most), &mut gaps);
+        Self(gaps.into())
     }
 
     pub(super) fn and(&self, other: &Self) -> Self {
@@ -148,29 +150,22 @@ impl RangeSet {
                 }
             }
             _ => {
-                Self(self.ranges().iter().flat_map(|range| other.gaps_in(*range)).collect::<Vec<_>>().into())
+                let mut rest = Vec::with_capacity(self.ranges().len());
+                self.ranges().iter().for_each(|range| other.add_gaps_in(*range, &mut rest));
+                Self(rest.into())
             }
         }
     }
 
-    /// The parts of a range that it has no value of.
-    fn gaps_in(&self, (first, last): (u128, u128)) -> impl Iterator<Item = (u128, u128)> + '_ {
+    /// Adds the parts of a range that it has no value of.
+    fn add_gaps_in(&self, (first, last): (u128, u128), gaps: &mut Vec<(u128, u128)>) {
         let begin = self.ranges().partition_point(|(_, end)| *end < first);
-        let mut met = self.ranges().iter().skip(begin).take_while(move |(from, _)| *from <= last);
         let mut next = Some(first);
-        std::iter::from_fn(move || {
-            loop {
-                let from = next.filter(|from| *from <= last)?;
-                let Some((begin, end)) = met.next() else {
-                    next = None;
-                    return Some((from, last));
-                };
-                next = end.checked_add(1);
-                if from < *begin {
-                    return Some((from, begin.saturating_sub(1)));
-                }
-            }
-        })
+        for (from, to) in self.ranges().iter().skip(begin).take_while(|(from, _)| *from <= last) {
+            gaps.extend(next.filter(|next| next < from).map(|next| (next, from.saturating_sub(1))));
+            next = to.checked_add(1);
+        }
+        gaps.extend(next.filter(|next| *next <= last).map(|next| (next, last)));
     }
 
     pub(super) fn or(&self, other: &Self) -> Self {

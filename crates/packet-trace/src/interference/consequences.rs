@@ -11,7 +11,6 @@ use crate::{
     difference::{Region, merged},
     packets::{Packets, VariedField},
     set::RangeSet,
-    walk::TracePath,
 };
 use netfilter_state::{routing::FoundRouting, ruleset::HookedRules};
 use redirect_core::{plan::RulePlan, values::Family};
@@ -183,12 +182,12 @@ impl Kind {
         let is_captured = judge.wanted.fate != Fate::Dropped;
         self.is_sent = judge.is_sent;
         self.captured.extend(judge.unmarked(judge.wanted).filter(|_| is_captured));
-        let sent = || judge.found.ways.iter().filter(|way| !way.is_unsent);
-        let arrives = |way: &TracePath| !judge.is_lost(way) && !judge.is_marked(way);
-        let some_arrive = sent().any(arrives);
+        let sent = judge.found.ways.iter().filter(|way| !way.is_unsent);
+        let (lost, arriving): (Vec<_>, Vec<_>) = sent.partition(|way| judge.is_lost(way));
+        let some_arrive = arriving.into_iter().any(|way| !judge.is_marked(way));
         self.arrives |= some_arrive && is_captured;
         let is_certain = !judge.found.are_doubtful || !some_arrive;
-        for way in sent().filter(|way| judge.is_lost(way)) {
+        for way in lost {
             let Some(packets) = judge.unmarked(way) else {
                 self.marked.entry((way.fate, Certainty::May)).or_default().push(way.packets.clone());
                 continue;
