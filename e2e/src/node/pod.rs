@@ -123,14 +123,15 @@ impl<'a> Pod<'a> {
     /// Waits for an attempt to set up the pod's sandbox to fail, and returns the kubelet's log line about it, which has the plugin's message.
     pub fn wait_sandbox_failure(&self, deadline: Duration) -> Result<String> {
         let what = format!("the sandbox of {} to fail", self.name);
-        let waited = until(&what, deadline, &[], || {
-            let log = self.node.kubelet_log();
-            let mut lines = log.lines().filter(|line| line.contains("CreatePodSandbox for pod failed"));
-            Ok(lines
-                .rfind(|line| line.contains(&format!("{}/{}", self.namespace, self.name)))
-                .map(str::to_owned))
-        });
+        let waited = until(&what, deadline, &[], || Ok(self.sandbox_failures().pop()));
         waited.map_err(|error| anyhow!("{error:#}\n{}", self.node.tails()))
+    }
+
+    /// The kubelet's log lines about attempts to set up the pod's sandbox that failed, so far.
+    pub fn sandbox_failures(&self) -> Vec<String> {
+        let (log, name) = (self.node.kubelet_log(), format!("{}/{}", self.namespace, self.name));
+        let failures = log.lines().filter(|line| line.contains("CreatePodSandbox for pod failed"));
+        failures.filter(|line| line.contains(&name)).map(str::to_owned).collect()
     }
 
     /// What a container has printed.

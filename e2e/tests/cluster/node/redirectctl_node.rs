@@ -345,13 +345,6 @@ fn refused_adds(line: &Value) -> Option<usize> {
     count.strip_suffix(": ADD calls the plugin reported")?.parse().ok()
 }
 
-/// How many sandboxes of the pod with unreadable settings failed, by the kubelet.
-fn sandboxes_refused(node: &Node<'_>) -> usize {
-    let log = node.kubelet_log();
-    let failures = log.lines().filter(|line| line.contains("CreatePodSandbox for pod failed"));
-    failures.filter(|line| line.contains("default/unreadable")).count()
-}
-
 fn one_scan_tells_them_all(ward: &Ward<'_>, cases: &[&Case]) -> Result<()> {
     // The kubelet tries a pod that was refused again, every ten seconds or so.
     let log = fs::read_to_string(ward.node.state_dir().join("agent.log"))?;
@@ -369,7 +362,8 @@ fn one_scan_tells_them_all(ward: &Ward<'_>, cases: &[&Case]) -> Result<()> {
     let counted = counts.iter().find_map(refused_adds).with_context(|| format!("{counts:#?}"))?;
     ensure!(counted >= logged, "the agent logs an ADD once it has counted it: {logged}, {counts:#?}");
     // The runtime ends after the plugin.
-    let as_many = || Ok((sandboxes_refused(ward.node) >= counted).then_some(()));
+    let unreadable = ward.node.pod("default", "unreadable");
+    let as_many = || Ok((unreadable.sandbox_failures().len() >= counted).then_some(()));
     until(&format!("{counted} sandboxes of the unreadable pod to fail"), POD, &[], as_many)?;
     let told: BTreeMap<&str, Vec<&str>> = scan["pods"]
         .as_array()
