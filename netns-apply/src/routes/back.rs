@@ -52,6 +52,7 @@ impl RouteSocket {
     }
 }
 
+/// To one address.
 pub(super) fn route(to: IpAddr) -> RouteMessage {
     let family = Family::of(&to);
     let mut route = RouteMessage::default();
