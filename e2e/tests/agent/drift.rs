@@ -368,9 +368,11 @@ fn a_namespace_full_of_rules_is_not_read_to_the_end() {
     let _agent = node.start_ready();
     wait_at_least(&node, &check("verified"), 1.0);
     pods::flood(&web, "nat", "POSTROUTING");
-    wait_at_least(&node, &check("cannot-look"), 2.0);
-    let said = node.log().matches("bytes of rules, more than the plan").count();
-    assert!(said == 1 && api.state().events.is_empty(), "{}", node.log());
+    let said = || node.log().matches("bytes of rules, more than the plan").count();
+    wait(&node, "the limit of bytes", || said() > 0);
+    let looks = metric(&node, &check("cannot-look")).expect("a number");
+    wait_at_least(&node, &check("cannot-look"), looks + 1.0);
+    assert!(said() == 1 && api.state().events.is_empty(), "{}", node.log());
     web.sh("iptables-nft -t nat -F POSTROUTING").expect("empties");
     wait(&node, "the pod to be determined again", || node.log().contains("the pod can be checked again"));
 }

@@ -2,7 +2,11 @@
 
 #![allow(clippy::unwrap_used)] // a panic is how a test fails
 
-use crate::common::{apply, changes, is_in_force, namespace, observe, recordings, run, strict_recordings};
+use std::collections::HashSet;
+
+use crate::common::{
+    Recording, apply, changes, is_in_force, namespace, observe, recordings, run, strict_recordings,
+};
 use netfilter_state::state::IptablesTables;
 use redirect_core::{Family, RulePlan, rule::Table};
 use test_support::netns::State;
@@ -15,7 +19,7 @@ fn restore_programs(family: Family) -> (&'static str, &'static str) {
 }
 
 /// What iptables' own tools print of a recording, without what is not a rule of a table.
-fn wanted(recording: &crate::common::Recording) -> State {
+fn wanted(recording: &Recording) -> State {
     let recorded = State::recorded(&recording.case).unwrap();
     State { v4: recorded.v4, v6: recorded.v6, ..State::default() }
 }
@@ -87,39 +91,53 @@ fn what_iptables_restore_makes_is_read_as_the_plan() {
 #[test]
 fn iptables_finds_and_removes_the_rules() {
     let all = recordings(3).into_iter().step_by(2).chain(strict_recordings().into_iter().step_by(3));
+    let mut found = HashSet::new();
     for recording in all.filter(|recording| !recording.is_native()) {
         let namespace = namespace();
         namespace
             .enter(|| {
                 apply(&recording.plan).unwrap();
                 for family in Family::BOTH {
-                    find_and_remove(family, &recording);
+                    find(family, &recording, &mut found);
+                    remove(family, &recording);
                 }
                 assert!(Family::BOTH.iter().all(|family| observe().state(*family).is_empty()));
             })
             .unwrap();
     }
+    assert!(found.len() > 200, "{} rules", found.len());
 }
 
-/// `iptables -C` and `-D` for every rule, `-X` for every chain.
-fn find_and_remove(family: Family, recording: &crate::common::Recording) {
-    let rules = recording.plan.rules(family);
+/// `iptables -C` for every rule that no recording before had.
+fn find(family: Family, recording: &Recording, found: &mut HashSet<String>) {
     let (_, program) = restore_programs(family);
     for table in Table::ALL.iter().copied() {
-        for (chain, entries) in rules.chains(table) {
-            for rule in entries {
-                let text = rule.text();
-                for command in ["-C", "-D"] {
-                    let mut args = vec!["-t", table.name(), command, chain.name()];
-                    args.extend(text.split(' '));
-                    run(program, &args, "");
+        for (chain, entries) in recording.plan.rules(family).chains(table) {
+            for text in entries.iter().map(|rule| rule.text()) {
+                if found.insert(format!("{program} {} {} {text}", table.name(), chain.name())) {
+                    let args = ["-t", table.name(), "-C", chain.name()];
+                    run(program, &[&args, &*text.split(' ').collect::<Vec<_>>()].concat(), "");
                 }
             }
         }
-        for (chain, _) in rules.chains(table).filter(|(chain, _)| chain.belongs_to_mesh()) {
-            run(program, &["-t", table.name(), "-X", chain.name()], "");
-        }
     }
+}
+
+/// `-D` for every rule and `-X` for every chain, by one program: starting one takes longer than removing a rule.
+fn remove(family: Family, recording: &Recording) {
+    let rules = recording.plan.rules(family);
+    let (restore, _) = restore_programs(family);
+    let mut text = String::new();
+    for table in Table::ALL.iter().copied() {
+        text += &format!("*{}\n", table.name());
+        for (chain, entries) in rules.chains(table) {
+            text.extend(entries.iter().map(|rule| format!("-D {} {}\n", chain.name(), rule.text())));
+        }
+        let own = rules.chains(table).filter(|(chain, _)| chain.belongs_to_mesh());
+        text.extend(own.map(|(chain, _)| format!("-X {}\n", chain.name())));
+        text += "COMMIT\n";
+    }
+    run(restore, &["--noflush"], &text);
 }
 
 #[test]

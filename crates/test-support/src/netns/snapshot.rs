@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use anyhow::Result;
 
 use super::Namespace;
-use super::state::{Tables, nft_blocks, print, saved};
+use super::state::{Tables, nft_blocks, print, routing, saved};
 
 /// What is compared before and after: both variants of iptables, all of nftables, policy rules, the routes of all tables, the addresses of `lo`.
 ///
@@ -36,19 +36,24 @@ impl Snapshot {
     pub(super) fn of(namespace: &Namespace) -> Result<Self> {
         namespace.enter(|| {
             let mut sections = BTreeMap::new();
+            let nft = print("nft", &["--stateless", "list", "ruleset"], "")?;
             for section in ["iptables-legacy", "ip6tables-legacy", "iptables-nft", "ip6tables-nft"] {
-                sections.insert(section, chain_lines(&saved(section)?));
+                sections.insert(section, chain_lines(&saved(section, Some(&nft))?));
             }
-            sections.insert("nft", ruleset(&print("nft", &["--stateless", "list", "ruleset"], "")?));
+            sections.insert("nft", ruleset(&nft));
+            let mut of_lo = Vec::new();
             for (family, rule, route) in
                 [("-4", "ip -4 rule", "ip -4 route"), ("-6", "ip -6 rule", "ip -6 route")]
             {
-                let rules = print("ip", &[family, "rule", "list"], "")?;
-                let routes = print("ip", &[family, "-details", "route", "show", "table", "all"], "")?;
-                sections.insert(rule, lines(&rules));
-                sections.insert(route, lines(&routes));
+                let told = routing(&[family, "-details"], "all")?;
+                // Where a family is off, `lo` is not shown.
+                let (routing, lo) = told.split_once("1: lo: ").unwrap_or((&told, ""));
+                let (rules, routes) = routing.lines().partition::<Vec<_>, _>(|line| line.contains(":\t"));
+                sections.insert(rule, lines(rules));
+                sections.insert(route, lines(routes));
+                of_lo.extend(addresses(lo));
             }
-            sections.insert("lo", addresses(&print("ip", &["-oneline", "addr", "show", "dev", "lo"], "")?));
+            sections.insert("lo", of_lo);
             Ok(Self(sections))
         })?
     }
@@ -105,16 +110,16 @@ fn chain_lines(all: &Tables) -> Vec<String> {
     found
 }
 
-fn lines(text: &str) -> Vec<String> {
+fn lines<'a>(all: impl IntoIterator<Item = &'a str>) -> Vec<String> {
     let words = |line: &str| line.split_whitespace().collect::<Vec<_>>().join(" ");
     let is_brought = |line: &String| line.contains("fe80:") || line.contains(" proto kernel ");
     let kept = |line: &String| !line.is_empty() && !is_brought(line);
-    text.lines().map(words).filter(kept).collect()
+    all.into_iter().map(words).filter(kept).collect()
 }
 
-/// Parses `ip -oneline addr`: the words that say address and scope. A new address is tentative for a moment.
+/// Parses `ip addr`: the words that say address and scope. A new address is tentative for a moment.
 fn addresses(text: &str) -> Vec<String> {
-    let lines = lines(text).into_iter();
+    let lines = lines(text.lines().filter(|line| line.trim_start().starts_with("inet"))).into_iter();
     lines.map(|line| line.split(" scope global").next().unwrap_or_default().to_owned()).collect()
 }
 

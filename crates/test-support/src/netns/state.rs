@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 
-use anyhow::{Context, Error, Result};
+use anyhow::{Context, Error, Result, bail};
 use serde_json::Value;
 
 use super::Namespace;
@@ -43,17 +43,18 @@ impl State {
     /// What a namespace holds now.
     pub(super) fn of(namespace: &Namespace, with_nft: bool) -> Result<Self> {
         namespace.enter(|| {
-            let (v4, v6) = (routing("-4")?, routing("-6")?);
-            let nft = if with_nft { print("nft", &["-s", "list", "ruleset"], "")? } else { String::new() };
+            let (v4, v6) = (routing(&["-4"], "all type local")?, routing(&["-6"], "all type local")?);
+            let nft = if with_nft { Some(print("nft", &["-s", "list", "ruleset"], "")?) } else { None };
+            let nft = nft.as_deref();
             Ok(Self {
-                v4: of_either("iptables")?,
-                v6: of_either("ip6tables")?,
+                v4: of_either("iptables", nft)?,
+                v6: of_either("ip6tables", nft)?,
                 rule4: rules(&v4),
                 rule6: rules(&v6),
                 route4: default_routes(&v4),
                 route6: default_routes(&v6),
                 lo: sorted(addresses(&v4).into_iter().chain(addresses(&v6))),
-                nft: nft_chains(&nft),
+                nft: nft_chains(nft.unwrap_or_default()),
             })
         })?
     }
@@ -129,30 +130,36 @@ pub(super) fn print(program: &str, args: &[&str], input: &str) -> Result<String>
     Ok(process::run_with_input(&mut process::command(program, args), input, SHORT)?.ok()?.stdout)
 }
 
-/// The policy rules, local routes and loopback addresses of a family, by one program: a process takes longer than an answer.
-fn routing(family: &str) -> Result<String> {
-    print("ip", &[family, "-batch", "-"], "rule list\nroute show table all type local\naddr show dev lo\n")
+/// The policy rules, some routes and the addresses of `lo`, by one `ip` with these options: a process takes longer than an answer.
+pub(super) fn routing(options: &[&str], routes: &str) -> Result<String> {
+    let questions = format!("rule list\nroute show table {routes}\naddr show dev lo\n");
+    print("ip", &[options, &["-batch", "-"]].concat(), &questions)
 }
 
-/// What a variant's save program prints, such as `ip6tables-legacy`'s.
-pub(super) fn saved(variant: &str) -> Result<Tables> {
-    let names = match variant {
-        "iptables-legacy" => Some("ip_tables_names"),
-        "ip6tables-legacy" => Some("ip6_tables_names"),
-        _ => None,
+/// What a variant's save program prints, such as `ip6tables-legacy`'s. Nothing is asked for tables that are not there, as `nft list ruleset` and
+/// `/proc` say: asking takes long, and could make one.
+pub(super) fn saved(variant: &str, ruleset: Option<&str>) -> Result<Tables> {
+    let in_proc =
+        |names| !fs::read_to_string(format!("/proc/thread-self/net/{names}")).unwrap_or_default().is_empty();
+    let in_ruleset =
+        |start| ruleset.is_none_or(|ruleset| ruleset.lines().any(|line| line.starts_with(start)));
+    let has_any = match variant {
+        "iptables-legacy" => in_proc("ip_tables_names"),
+        "ip6tables-legacy" => in_proc("ip6_tables_names"),
+        "iptables-nft" => in_ruleset("table ip "),
+        "ip6tables-nft" => in_ruleset("table ip6 "),
+        other => bail!("{other} is no variant"),
     };
-    // Nothing is asked for a table that is not there: asking could make it.
-    let has_none =
-        |names| fs::read_to_string(format!("/proc/thread-self/net/{names}")).unwrap_or_default().is_empty();
-    if names.is_some_and(has_none) {
+    if !has_any {
         return Ok(Tables::new());
     }
     Ok(tables(&print(&format!("{variant}-save"), &[], "")?))
 }
 
 /// Of whichever variant holds rules.
-fn of_either(family: &str) -> Result<Tables> {
-    let (nft, legacy) = (saved(&format!("{family}-nft"))?, saved(&format!("{family}-legacy"))?);
+fn of_either(family: &str, ruleset: Option<&str>) -> Result<Tables> {
+    let saved = |variant| saved(&format!("{family}-{variant}"), ruleset);
+    let (nft, legacy) = (saved("nft")?, saved("legacy")?);
     Ok(match (nft.is_empty(), legacy.is_empty()) {
         (false, false) => {
             let sides = [("nft", nft), ("legacy", legacy)];
