@@ -1,8 +1,9 @@
 //! Policy rules for probes of pods with branch interfaces, in the calling thread's network namespace, which must be the node's.
-//! [`BranchRule`] has their form.
+//! [`branch_rule`] has their form.
 
-use crate::branch_rule::BranchRule;
+use crate::branch_rule;
 use crate::routes::{RouteError, RouteSocket};
+use netfilter_state::route_tables::PolicyRule;
 use std::{collections::BTreeSet, fs, net::IpAddr};
 
 /// Security groups for pods need this to be 0, and nothing else does (Amazon's guide to them).
@@ -26,9 +27,8 @@ impl RouteSocket {
             return Ok(BTreeSet::new());
         }
         let tables = self.tables()?;
-        let found = BranchRule::found(&tables);
         let lacks = |address: &&IpAddr| {
-            BranchRule::wanted(&tables, **address).iter().any(|rule| !found.contains(rule))
+            branch_rule::wanted(&tables, **address).iter().any(|rule| !tables.rules.contains(rule))
         };
         Ok(addresses.iter().filter(lacks).copied().collect())
     }
@@ -42,12 +42,13 @@ impl RouteSocket {
             return Ok(false);
         }
         let tables = self.tables()?;
-        let wanted: BTreeSet<BranchRule> =
-            addresses.iter().flat_map(|address| BranchRule::wanted(&tables, *address)).collect();
-        let found = BranchRule::found(&tables);
+        let wanted: Vec<PolicyRule> =
+            addresses.iter().flat_map(|address| branch_rule::wanted(&tables, *address)).collect();
         // What was not read may be the route of a rule.
-        let stale: Vec<_> = found.difference(&wanted).filter(|_| tables.complete).collect();
-        let missing: Vec<_> = wanted.difference(&found).collect();
+        let is_stale =
+            |rule: &&PolicyRule| tables.complete && branch_rule::is_one(rule) && !wanted.contains(rule);
+        let stale: Vec<_> = tables.rules.iter().filter(is_stale).collect();
+        let missing: Vec<_> = wanted.iter().filter(|rule| !tables.rules.contains(rule)).collect();
         for rule in &missing {
             self.add_branch_rule(rule)?;
         }

@@ -14,130 +14,59 @@
     deny(clippy::unwrap_used, clippy::indexing_slicing, clippy::arithmetic_side_effects, clippy::panic)
 )]
 
-use std::{collections::BTreeSet, fmt, net::IpAddr};
-
 use netfilter_state::route_tables::{PolicyRule, RouteTables, RuleAction};
 use redirect_core::ipnet::IpNet;
-use redirect_core::values::Family;
+use std::net::IpAddr;
 
 /// Where the network plugin's own rules for pods' addresses are.
 const TO_POD_PRIORITY: u32 = 512;
 
-/// One of the policy rules.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum BranchRule {
-    /// Packets to a pod are looked up in its own table.
-    ToPod {
-        /// The pod's address.
-        address: IpAddr,
-        /// The table.
-        table: u32,
-    },
-    /// Packets that come in through a pod's interface are delivered to the node where they are its own.
-    Answers {
-        /// The family of the packets.
-        family: Family,
-        /// The interface's name.
-        interface: String,
-        /// The rule's priority: the one before the network plugin's.
-        priority: u32,
-    },
+/// The rules that an address needs: packets to the pod are looked up in its own table, and what comes in through its interface is
+/// delivered to the node where it is its own. None unless the address is that of a pod with a branch interface: a policy rule for an
+/// interface leads to a table that has a route to this address alone, through the same interface.
+pub(crate) fn wanted(tables: &RouteTables, address: IpAddr) -> Vec<PolicyRule> {
+    let host = IpNet::from(address);
+    let route = tables.routes.iter().find_map(|route| {
+        let interface = route.interface.as_ref().filter(|_| route.to == host && is_of_pods(route.table))?;
+        let leads = |rule: &&PolicyRule| {
+            rule.in_interface.as_ref() == Some(interface)
+                && rule.action == RuleAction::Lookup(route.table)
+                && rule.family == route.family
+        };
+        let rule = tables.rules.iter().filter(leads).min_by_key(|rule| rule.priority)?;
+        Some((route, interface, rule.priority))
+    });
+    let Some((route, interface, priority)) = route else { return Vec::new() };
+    let to_pod = PolicyRule::lookup(route.family, TO_POD_PRIORITY, route.table);
+    // Before the network plugin's.
+    let answers = PolicyRule::lookup(route.family, priority.saturating_sub(1), RouteTables::LOCAL);
+    vec![
+        PolicyRule { to: Some(host), ..to_pod },
+        PolicyRule { in_interface: Some(interface.clone()), ..answers },
+    ]
 }
 
-impl BranchRule {
-    /// Its family.
-    #[must_use]
-    pub const fn family(&self) -> Family {
-        match self {
-            Self::ToPod { address: IpAddr::V4(_), .. } => Family::V4,
-            Self::ToPod { address: IpAddr::V6(_), .. } => Family::V6,
-            Self::Answers { family, .. } => *family,
+/// Whether a policy rule is of one of these shapes. Only Istio's agent and this program make them on such nodes: the network plugin's own
+/// at this priority lead to the table `main`, and its rules for interfaces to their tables.
+pub(crate) fn is_one(rule: &PolicyRule) -> bool {
+    let RuleAction::Lookup(table) = rule.action else { return false };
+    let plain = PolicyRule::lookup(rule.family, rule.priority, table);
+    let has_shape = match (rule.to, &rule.in_interface) {
+        (Some(to), None) => {
+            rule.priority == TO_POD_PRIORITY && to.prefix_len() == to.max_prefix_len() && is_of_pods(table)
         }
-    }
-
-    /// Its priority.
-    #[must_use]
-    pub const fn priority(&self) -> u32 {
-        match self {
-            Self::ToPod { .. } => TO_POD_PRIORITY,
-            Self::Answers { priority, .. } => *priority,
-        }
-    }
-
-    /// The table it leads to.
-    #[must_use]
-    pub const fn table(&self) -> u32 {
-        match self {
-            Self::ToPod { table, .. } => *table,
-            Self::Answers { .. } => RouteTables::LOCAL,
-        }
-    }
-
-    /// The rules that an address needs; none unless it is that of a pod with a branch interface: a policy rule for an interface leads
-    /// to a table that has a route to this address alone, through the same interface.
-    #[must_use]
-    pub fn wanted(tables: &RouteTables, address: IpAddr) -> Vec<Self> {
-        let host = IpNet::from(address);
-        let route = tables.routes.iter().find_map(|route| {
-            let interface =
-                route.interface.as_ref().filter(|_| route.to == host && is_of_pods(route.table))?;
-            let leads = |rule: &&PolicyRule| {
-                rule.in_interface.as_ref() == Some(interface)
-                    && rule.action == RuleAction::Lookup(route.table)
-                    && rule.family == route.family
-            };
-            let rule = tables.rules.iter().filter(leads).min_by_key(|rule| rule.priority)?;
-            Some((route, interface, rule.priority))
-        });
-        let Some((route, interface, priority)) = route else { return Vec::new() };
-        Vec::from([
-            Self::ToPod { address, table: route.table },
-            Self::Answers {
-                family: route.family,
-                interface: interface.clone(),
-                priority: priority.saturating_sub(1),
-            },
-        ])
-    }
-
-    /// The rules of these shapes that exist.
-    #[must_use]
-    pub fn found(tables: &RouteTables) -> BTreeSet<Self> {
-        tables.rules.iter().filter_map(Self::read).collect()
-    }
-
-    /// A policy rule of one of these shapes. Only Istio's agent and this program make them on such nodes: the network plugin's own
-    /// at this priority lead to the table `main`, and its rules for interfaces to their tables.
-    fn read(rule: &PolicyRule) -> Option<Self> {
-        let RuleAction::Lookup(table) = rule.action else { return None };
-        let plain = PolicyRule::lookup(rule.family, rule.priority, table);
-        match (&rule.to, &rule.in_interface) {
-            (Some(to), None) if *rule == (PolicyRule { to: Some(*to), ..plain.clone() }) => {
-                let is_it = rule.priority == TO_POD_PRIORITY && to.prefix_len() == to.max_prefix_len();
-                (is_it && is_of_pods(table)).then(|| Self::ToPod { address: to.addr(), table })
-            }
-            (None, Some(name)) if *rule == (PolicyRule { in_interface: Some(name.clone()), ..plain }) => {
-                (table == RouteTables::LOCAL).then(|| Self::Answers {
-                    family: rule.family,
-                    interface: name.clone(),
-                    priority: rule.priority,
-                })
-            }
-            _ => None,
-        }
-    }
+        (None, Some(_)) => table == RouteTables::LOCAL,
+        (None, None) | (Some(_), Some(_)) => false,
+    };
+    has_shape && *rule == PolicyRule { to: rule.to, in_interface: rule.in_interface.clone(), ..plain }
 }
 
-/// In the words of `ip rule`.
-impl fmt::Display for BranchRule {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::ToPod { address, table } => write!(f, "to {address} lookup {table} pref {TO_POD_PRIORITY}"),
-            Self::Answers { interface, priority, .. } => {
-                write!(f, "iif {interface} lookup local pref {priority}")
-            }
-        }
-    }
+/// One of these rules in the words of `ip rule`.
+pub(crate) fn words(rule: &PolicyRule) -> String {
+    let PolicyRule { to, in_interface, action, priority, .. } = rule;
+    let to = to.map(|to| format!("to {}", to.addr()));
+    let from = in_interface.as_ref().map(|name| format!("iif {name}"));
+    format!("{}{action} pref {priority}", to.or(from).unwrap_or_default())
 }
 
 const fn is_of_pods(table: u32) -> bool {
@@ -148,6 +77,7 @@ const fn is_of_pods(table: u32) -> bool {
 mod tests {
     use super::*;
     use netfilter_state::route_tables::{Route, RouteKind};
+    use redirect_core::Family;
 
     const POD: &str = "10.0.3.7";
 
@@ -197,25 +127,28 @@ mod tests {
 
     #[test]
     fn a_pod_with_a_branch_interface_needs_two_rules_and_any_other_none() {
-        let words: Vec<String> =
-            BranchRule::wanted(&node(), address(POD)).iter().map(ToString::to_string).collect();
-        assert_eq!(words, ["to 10.0.3.7 lookup 101 pref 512", "iif vlan1 lookup local pref 9"]);
-        assert_eq!(BranchRule::wanted(&node(), address("10.0.1.9")), []);
-        assert_eq!(BranchRule::wanted(&node(), address("10.0.3.8")), []);
+        let told: Vec<String> = wanted(&node(), address(POD)).iter().map(words).collect();
+        assert_eq!(told, ["to 10.0.3.7 lookup 101 pref 512", "iif vlan1 lookup local pref 9"]);
+        assert_eq!(wanted(&node(), address("10.0.1.9")), []);
+        assert_eq!(wanted(&node(), address("10.0.3.8")), []);
 
         let mut other = node();
         other.routes[0].interface = Some("vlan2".to_string());
-        assert_eq!(BranchRule::wanted(&other, address(POD)), [], "the rule is another interface's");
+        assert_eq!(wanted(&other, address(POD)), [], "the rule is another interface's");
+    }
+
+    fn found(tables: &RouteTables) -> Vec<PolicyRule> {
+        tables.rules.iter().filter(|rule| is_one(rule)).cloned().collect()
     }
 
     #[test]
     fn only_rules_of_these_shapes_are_found() {
-        assert_eq!(BranchRule::found(&node()), BTreeSet::new(), "those are the network plugin's");
+        assert_eq!(found(&node()), Vec::<PolicyRule>::new(), "those are the network plugin's");
         let mut node = node();
-        let two = BranchRule::wanted(&node, address(POD));
+        let two = wanted(&node, address(POD));
         node.rules.push(to(lookup(512, 101), POD));
         node.rules.push(through(lookup(9, RouteTables::LOCAL), "vlan1"));
-        assert_eq!(BranchRule::found(&node), two.iter().cloned().collect());
+        assert_eq!(found(&node), two);
 
         for other in [
             to(lookup(511, 101), POD),
@@ -224,7 +157,7 @@ mod tests {
             PolicyRule { protocol: Some(6), ..through(lookup(9, RouteTables::LOCAL), "vlan1") },
         ] {
             node.rules = [other].into();
-            assert_eq!(BranchRule::found(&node), BTreeSet::new(), "{:?}", node.rules);
+            assert_eq!(found(&node), Vec::<PolicyRule>::new(), "{:?}", node.rules);
         }
     }
 }

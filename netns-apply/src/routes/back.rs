@@ -5,13 +5,13 @@
 //! into the node's stack. No policy rule of another program precedes the table `local`, which has it. Its type is unicast: such programs follow no route
 //! of the type `local`, and with one of them the kernel checks the source of each packet.
 
-use super::{Dumped, LOOPBACK, RouteError, RouteSocket, address_family};
+use super::{Dumped, RouteError, RouteSocket, change::route_by_lo};
 use netfilter_state::route_tables::RouteTables;
 use netlink_packet_route::{
     RouteNetlinkMessage,
-    route::{RouteAddress, RouteAttribute, RouteHeader, RouteMessage, RouteProtocol, RouteScope, RouteType},
+    route::{RouteAddress, RouteAttribute, RouteMessage, RouteType},
 };
-use redirect_core::{Family, ipnet::IpNet};
+use redirect_core::Family;
 use std::{collections::BTreeSet, net::IpAddr};
 
 /// Where such a route is, in the words of `ip route`.
@@ -43,35 +43,17 @@ impl RouteSocket {
 
     /// Makes one; that it exists is fine.
     pub(crate) fn add_route_back(&mut self, to: IpAddr) -> Result<(), RouteError> {
-        self.ensure(&RouteNetlinkMessage::NewRoute(route(to)), || format!("add the route {to} {PLACE}"))
+        self.ensure(&RouteNetlinkMessage::NewRoute(route_back(to)), || format!("add the route {to} {PLACE}"))
     }
 
     /// Removes one; what is gone already is fine.
     pub(crate) fn remove_route_back(&mut self, to: IpAddr) -> Result<(), RouteError> {
-        self.end(&RouteNetlinkMessage::DelRoute(route(to)), || format!("remove the route {to} {PLACE}"))
+        self.end(&RouteNetlinkMessage::DelRoute(route_back(to)), || format!("remove the route {to} {PLACE}"))
     }
 }
 
-/// To one address.
-pub(super) fn route(to: IpAddr) -> RouteMessage {
-    let family = Family::of(&to);
-    let mut route = RouteMessage::default();
-    route.header.address_family = address_family(family);
-    // The attribute names it.
-    route.header.table = RouteHeader::RT_TABLE_UNSPEC;
-    route.header.protocol = RouteProtocol::Boot;
-    route.header.kind = RouteType::Unicast;
-    route.header.scope = match family {
-        Family::V4 => RouteScope::Link,
-        Family::V6 => RouteScope::Universe,
-    };
-    route.header.destination_prefix_length = IpNet::from(to).prefix_len();
-    route.attributes = vec![
-        RouteAttribute::Destination(to.into()),
-        RouteAttribute::Table(RouteTables::LOCAL),
-        RouteAttribute::Oif(LOOPBACK),
-    ];
-    route
+fn route_back(to: IpAddr) -> RouteMessage {
+    route_by_lo(Family::of(&to), Some(to), RouteTables::LOCAL, RouteType::Unicast)
 }
 
 /// The address of a route in this table, and whether the namespace has this address. Another one has a route back: neither the kernel nor network
@@ -83,7 +65,7 @@ fn host_route(dumped: &Dumped<'_>) -> Option<(IpAddr, bool)> {
         RouteAttribute::Destination(RouteAddress::Inet6(to)) => Some(IpAddr::V6(*to)),
         _ => None,
     })?;
-    let back = route(to);
+    let back = route_back(to);
     let is_whole = found.header.destination_prefix_length == back.header.destination_prefix_length;
     let is_in_table = found.attributes.contains(&RouteAttribute::Table(RouteTables::LOCAL));
     let is_back = found.header.kind == back.header.kind

@@ -1,25 +1,24 @@
 //! Adding and removing what rules need.
 
-use super::{LOOPBACK, Question, RouteError, RouteSocket, address_family, back};
+use super::{LOOPBACK, Question, RouteError, RouteSocket, address_family};
 use crate::{
-    branch_rule::BranchRule,
+    branch_rule,
     socket::{Ended, code},
 };
-use netfilter_state::routing::{FoundRouting, RoutingChange, RoutingItem, TakingBack};
+use netfilter_state::{
+    route_tables::{PolicyRule, RouteTables, RuleAction},
+    routing::{FoundRouting, RoutingChange, RoutingItem, TakingBack},
+};
 use netlink_packet_core::{NLM_F_ACK, NLM_F_CREATE, NLM_F_EXCL, NLM_F_REQUEST};
 use netlink_packet_route::{
     AddressFamily, RouteNetlinkMessage,
     address::{AddressAttribute, AddressMessage, AddressScope},
     link::{LinkFlags, LinkMessage},
-    route::{RouteAttribute, RouteHeader, RouteMessage, RouteProtocol, RouteScope, RouteType},
-    rule::{RuleAction, RuleAttribute, RuleMessage},
+    route::{RouteAttribute, RouteMessage, RouteProtocol, RouteScope, RouteType},
+    rule::{self, RuleAttribute, RuleMessage},
 };
 use nix::errno::Errno;
-use redirect_core::{
-    Family,
-    ipnet::IpNet,
-    values::{MaskedMark, RouteTable},
-};
+use redirect_core::{Family, ipnet::IpNet};
 use std::net::IpAddr;
 
 /// Message types of rtnetlink(7).
@@ -43,21 +42,22 @@ impl RouteSocket {
     pub(crate) fn add(&mut self, item: RoutingItem, priority: Option<u32>) -> Result<bool, RouteError> {
         let (message, flags) = match item {
             RoutingItem::Rule(family, mark, table) => {
-                (RouteNetlinkMessage::NewRule(rule(family, mark, table, priority)), ADD)
+                let marked = PolicyRule {
+                    mark: Some((mark.value(), mark.mask())),
+                    ..PolicyRule::lookup(family, 0, table.number())
+                };
+                (RouteNetlinkMessage::NewRule(rule(&marked, priority)), ADD)
             }
             RoutingItem::Route(family, table) => {
-                (RouteNetlinkMessage::NewRoute(route(family, table)), ADD | NLM_F_EXCL)
+                let route = route_by_lo(family, None, table.number(), RouteType::Local);
+                (RouteNetlinkMessage::NewRoute(route), ADD | NLM_F_EXCL)
             }
             RoutingItem::LoopbackAddress => {
                 (RouteNetlinkMessage::NewAddress(passthrough_address()), ADD | NLM_F_EXCL)
             }
         };
         let question = self.message(&message, flags);
-        match self.acknowledged(&question) {
-            Ok(()) => Ok(true),
-            Err(Unacknowledged::Refused(Errno::EEXIST)) => Ok(false),
-            Err(cause) => Err(cause.of(format!("add {item}"))),
-        }
+        self.made(&question, || format!("add {item}"))
     }
 
     /// Takes a change back, as far as the kernel holds something else than `before`. The kernel is asked afterwards, because it may have
@@ -85,21 +85,21 @@ impl RouteSocket {
 
     /// Removes this very one; what is gone already is fine.
     pub(crate) fn remove(&mut self, found: &FoundRouting) -> Result<(), RouteError> {
-        // The types of messages come in threes: new, delete, get.
-        let question = self.repeat(found, kind_of(found.item).saturating_add(1), REMOVE);
+        // The kernel's message about it is sent back. The types of messages come in threes: new, delete, get.
+        let question = self.question(kind_of(found.item).saturating_add(1), REMOVE, &found.message);
         self.removed(&question, || format!("remove {}", found.item))
     }
 
     /// Adds a policy rule for probes.
-    pub(crate) fn add_branch_rule(&mut self, rule: &BranchRule) -> Result<(), RouteError> {
-        let message = RouteNetlinkMessage::NewRule(branch_rule(rule));
-        self.ensure(&message, || format!("add the policy rule {rule}"))
+    pub(crate) fn add_branch_rule(&mut self, of: &PolicyRule) -> Result<(), RouteError> {
+        let message = RouteNetlinkMessage::NewRule(rule(of, Some(of.priority)));
+        self.ensure(&message, || format!("add the policy rule {}", branch_rule::words(of)))
     }
 
     /// Removes one; what is gone already is fine.
-    pub(crate) fn remove_branch_rule(&mut self, rule: &BranchRule) -> Result<(), RouteError> {
-        let message = RouteNetlinkMessage::DelRule(branch_rule(rule));
-        self.end(&message, || format!("remove the policy rule {rule}"))
+    pub(crate) fn remove_branch_rule(&mut self, of: &PolicyRule) -> Result<(), RouteError> {
+        let message = RouteNetlinkMessage::DelRule(rule(of, Some(of.priority)));
+        self.end(&message, || format!("remove the policy rule {}", branch_rule::words(of)))
     }
 
     /// Switches `lo` on.
@@ -115,8 +115,8 @@ impl RouteSocket {
     /// Has the namespace deliver to itself what is for an address, from now on. With the address itself, the kernel would begin with that some time after
     /// its answer, if it is of IPv6 (addrconf.c, `addrconf_dad_work`).
     pub fn add_local_route(&mut self, to: IpAddr) -> Result<(), RouteError> {
-        let message = RouteNetlinkMessage::NewRoute(local_route(to));
-        self.ensure(&message, || format!("add the route local {to} dev lo"))
+        let route = route_by_lo(Family::of(&to), Some(to), RouteTables::LOCAL, RouteType::Local);
+        self.ensure(&RouteNetlinkMessage::NewRoute(route), || format!("add the route local {to} dev lo"))
     }
 
     /// Makes what a message describes; that it exists is fine.
@@ -126,10 +126,7 @@ impl RouteSocket {
         what: impl Fn() -> String,
     ) -> Result<(), RouteError> {
         let question = self.message(message, ADD | NLM_F_EXCL);
-        match self.acknowledged(&question) {
-            Ok(()) | Err(Unacknowledged::Refused(Errno::EEXIST)) => Ok(()),
-            Err(cause) => Err(cause.of(what())),
-        }
+        self.made(&question, what).map(drop)
     }
 
     /// Removes what a message describes; what is gone already is fine.
@@ -154,10 +151,16 @@ impl RouteSocket {
     }
 
     fn make(&mut self, found: &FoundRouting) -> Result<(), RouteError> {
-        let question = self.repeat(found, kind_of(found.item), ADD);
-        match self.acknowledged(&question) {
-            Ok(()) | Err(Unacknowledged::Refused(Errno::EEXIST)) => Ok(()),
-            Err(cause) => Err(cause.of(format!("put back {}", found.item))),
+        let question = self.question(kind_of(found.item), ADD, &found.message);
+        self.made(&question, || format!("put back {}", found.item)).map(drop)
+    }
+
+    /// False if it existed.
+    fn made(&mut self, question: &Question, what: impl Fn() -> String) -> Result<bool, RouteError> {
+        match self.acknowledged(question) {
+            Ok(()) => Ok(true),
+            Err(Unacknowledged::Refused(Errno::EEXIST)) => Ok(false),
+            Err(cause) => Err(cause.of(what())),
         }
     }
 
@@ -167,11 +170,6 @@ impl RouteSocket {
             Err(Unacknowledged::Refused(cause)) if GONE.contains(&cause) => Ok(()),
             Err(cause) => Err(cause.of(what())),
         }
-    }
-
-    /// The kernel's message about something, sent back to it with another type.
-    fn repeat(&mut self, found: &FoundRouting, kind: u16, flags: u16) -> Question {
-        self.question(kind, flags, &found.message)
     }
 
     fn acknowledged(&mut self, question: &Question) -> Result<(), Unacknowledged> {
@@ -211,30 +209,21 @@ const fn kind_of(item: RoutingItem) -> u16 {
     }
 }
 
-fn route(family: Family, table: RouteTable) -> RouteMessage {
+/// A route through `lo`, to one address or to all. The attribute names its table.
+pub(super) fn route_by_lo(family: Family, to: Option<IpAddr>, table: u32, kind: RouteType) -> RouteMessage {
     let mut route = RouteMessage::default();
     route.header.address_family = address_family(family);
-    route.header.table = u8::try_from(table.number()).unwrap_or(RouteHeader::RT_TABLE_UNSPEC);
     route.header.protocol = RouteProtocol::Boot;
-    route.header.kind = RouteType::Local;
-    route.header.scope = local_scope(family);
-    route.attributes = vec![RouteAttribute::Table(table.number()), RouteAttribute::Oif(LOOPBACK)];
+    route.header.kind = kind;
+    route.header.scope = match (family, kind) {
+        (Family::V4, RouteType::Local) => RouteScope::Host,
+        (Family::V4, _) => RouteScope::Link,
+        (Family::V6, _) => RouteScope::Universe,
+    };
+    route.header.destination_prefix_length = to.map_or(0, |to| IpNet::from(to).prefix_len());
+    route.attributes.extend(to.map(|to| RouteAttribute::Destination(to.into())));
+    route.attributes.extend([RouteAttribute::Table(table), RouteAttribute::Oif(LOOPBACK)]);
     route
-}
-
-fn local_route(to: IpAddr) -> RouteMessage {
-    let mut route = back::route(to);
-    route.header.kind = RouteType::Local;
-    route.header.scope = local_scope(Family::of(&to));
-    route
-}
-
-/// That of routes of the type `local`.
-const fn local_scope(family: Family) -> RouteScope {
-    match family {
-        Family::V4 => RouteScope::Host,
-        Family::V6 => RouteScope::Universe,
-    }
 }
 
 fn passthrough_address() -> AddressMessage {
@@ -248,30 +237,22 @@ fn passthrough_address() -> AddressMessage {
     message
 }
 
-fn rule(family: Family, mark: MaskedMark, table: RouteTable, priority: Option<u32>) -> RuleMessage {
+/// A rule that looks into a table. Of its conditions, those that rules of ours have: a mark, a destination, an interface.
+fn rule(of: &PolicyRule, priority: Option<u32>) -> RuleMessage {
     let mut rule = RuleMessage::default();
-    rule.header.family = address_family(family);
-    rule.header.table = u8::try_from(table.number()).unwrap_or(RouteHeader::RT_TABLE_UNSPEC);
-    rule.header.action = RuleAction::ToTable;
-    rule.attributes = vec![RuleAttribute::FwMark(mark.value()), RuleAttribute::Table(table.number())];
-    // No mask stands for all bits.
-    rule.attributes.extend(mark.whole().is_none().then(|| RuleAttribute::FwMask(mark.mask())));
-    rule.attributes.extend(priority.map(RuleAttribute::Priority));
-    rule
-}
-
-fn branch_rule(of: &BranchRule) -> RuleMessage {
-    let mut rule = RuleMessage::default();
-    rule.header.family = address_family(of.family());
-    rule.header.table = u8::try_from(of.table()).unwrap_or(RouteHeader::RT_TABLE_UNSPEC);
-    rule.header.action = RuleAction::ToTable;
-    rule.attributes = vec![RuleAttribute::Table(of.table()), RuleAttribute::Priority(of.priority())];
-    rule.attributes.push(match of {
-        BranchRule::ToPod { address, .. } => {
-            rule.header.dst_len = IpNet::from(*address).prefix_len();
-            RuleAttribute::Destination(*address)
-        }
-        BranchRule::Answers { interface, .. } => RuleAttribute::Iifname(interface.clone()),
-    });
+    rule.header.family = address_family(of.family);
+    rule.header.dst_len = of.to.map_or(0, |to| to.prefix_len());
+    rule.header.action = rule::RuleAction::ToTable;
+    let table = if let RuleAction::Lookup(table) = of.action { Some(table) } else { None };
+    let (mark, mask) = of.mark.unzip();
+    let attributes = [
+        table.map(RuleAttribute::Table),
+        priority.map(RuleAttribute::Priority),
+        mark.map(RuleAttribute::FwMark),
+        mask.map(RuleAttribute::FwMask),
+        of.to.map(|to| RuleAttribute::Destination(to.addr())),
+        of.in_interface.clone().map(RuleAttribute::Iifname),
+    ];
+    rule.attributes = attributes.into_iter().flatten().collect();
     rule
 }
