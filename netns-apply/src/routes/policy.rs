@@ -36,94 +36,70 @@ impl<'a> DumpedRule<'a> {
     }
 }
 
-/// What a message says about a policy rule; none where it is of neither family.
+/// What a message says about a policy rule; nothing where it is of neither family, or a range cannot be read.
 fn policy_rule(message: &RuleMessage) -> Option<PolicyRule> {
     let header = &message.header;
-    let family = super::family_of(header.family)?;
-    let mut rule = PolicyRule::lookup(family, 0, u32::from(header.table));
+    let mut rule = PolicyRule::lookup(super::family_of(header.family)?, 0, u32::from(header.table));
     rule.not = header.flags.contains(RuleFlags::Invert);
     if header.tos != 0 {
         rule.unknown.push("tos");
     }
-    let mut parts = Parts::default();
-    for attribute in &message.attributes {
-        parts.attribute(attribute, &mut rule);
-    }
-    (rule.from, rule.to) = parts.ranges(header)?;
-    rule.mark = match (parts.mark, parts.mask) {
-        (None, None) => None,
-        // The kernel leaves out a mark of 0, and no mask stands for all bits.
-        (mark, mask) => Some((mark.unwrap_or_default(), mask.unwrap_or(u32::MAX))),
-    };
     rule.action = match header.action {
-        rule::RuleAction::ToTable => {
-            RuleAction::Lookup(parts.table.unwrap_or_else(|| u32::from(header.table)))
-        }
-        // Without a target it leads to a rule that is not there.
-        rule::RuleAction::Goto => parts.goto.map_or(RuleAction::Nop, RuleAction::Goto),
-        rule::RuleAction::Nop => RuleAction::Nop,
+        rule::RuleAction::ToTable => rule.action,
+        // A goto without a target leads to a rule that is not there.
+        rule::RuleAction::Goto | rule::RuleAction::Nop => RuleAction::Nop,
         rule::RuleAction::Blackhole => RuleAction::Blackhole,
         rule::RuleAction::Unreachable => RuleAction::Unreachable,
         rule::RuleAction::Prohibit => RuleAction::Prohibit,
         _ => RuleAction::Other,
     };
-    Some(rule)
+    for attribute in &message.attributes {
+        take(attribute, header, &mut rule)?;
+    }
+    let is_whole = |range: Option<IpNet>, length| length == 0 || range.is_some();
+    (is_whole(rule.from, header.src_len) && is_whole(rule.to, header.dst_len)).then_some(rule)
 }
 
-/// What takes more than one part of a message to say.
-#[derive(Default)]
-struct Parts {
-    mark: Option<u32>,
-    mask: Option<u32>,
-    table: Option<u32>,
-    goto: Option<u32>,
-    source: Option<std::net::IpAddr>,
-    destination: Option<std::net::IpAddr>,
-}
-
-impl Parts {
-    fn attribute(&mut self, attribute: &RuleAttribute, rule: &mut PolicyRule) {
-        match attribute {
-            RuleAttribute::Priority(value) => rule.priority = *value,
-            RuleAttribute::FwMark(value) => self.mark = Some(*value),
-            RuleAttribute::FwMask(mask) => self.mask = Some(*mask),
-            RuleAttribute::Table(value) => self.table = Some(*value),
-            RuleAttribute::Goto(value) => self.goto = Some(*value),
-            RuleAttribute::Source(address) => self.source = Some(*address),
-            RuleAttribute::Destination(address) => self.destination = Some(*address),
-            RuleAttribute::Iifname(name) => rule.in_interface = Some(name.clone()),
-            RuleAttribute::Oifname(name) => rule.out_interface = Some(name.clone()),
-            RuleAttribute::UidRange(users) => rule.users = Some((users.start, users.end)),
-            RuleAttribute::IpProtocol(protocol) => rule.protocol = Some(u8::from(*protocol)),
-            RuleAttribute::SourcePortRange(ports) => rule.source_ports = Some((ports.start, ports.end)),
-            RuleAttribute::DestinationPortRange(ports) => rule.ports = Some((ports.start, ports.end)),
-            RuleAttribute::L3MDev(true) => rule.unknown.push("l3mdev"),
-            RuleAttribute::SuppressPrefixLen(length) if *length != NOT_SET => {
-                rule.suppress_prefix = Some(*length);
-            }
-            RuleAttribute::SuppressIfGroup(group) if *group != NOT_SET => {
-                rule.unknown.push("suppress_ifgroup");
-            }
-            // An unknown attribute limits the rule in an unknown way; these are known to limit nothing.
-            RuleAttribute::L3MDev(_)
-            | RuleAttribute::SuppressPrefixLen(_)
-            | RuleAttribute::SuppressIfGroup(_)
-            | RuleAttribute::Protocol(_)
-            | RuleAttribute::Realm(_) => {}
-            RuleAttribute::Other(other) if is_of_all_bits(other) => {}
-            _ => rule.unknown.push("an unknown condition"),
+/// Adds what an attribute says; nothing if it should be a range and cannot be read.
+fn take(attribute: &RuleAttribute, header: &RuleHeader, rule: &mut PolicyRule) -> Option<()> {
+    match attribute {
+        RuleAttribute::Priority(value) => rule.priority = *value,
+        // The kernel leaves out a mark of 0, and no mask stands for all bits.
+        RuleAttribute::FwMark(value) => {
+            rule.mark = Some((*value, rule.mark.map_or(u32::MAX, |(_, mask)| mask)));
         }
+        RuleAttribute::FwMask(mask) => rule.mark = Some((rule.mark.unwrap_or_default().0, *mask)),
+        RuleAttribute::Table(value) if header.action == rule::RuleAction::ToTable => {
+            rule.action = RuleAction::Lookup(*value);
+        }
+        RuleAttribute::Goto(value) if header.action == rule::RuleAction::Goto => {
+            rule.action = RuleAction::Goto(*value);
+        }
+        RuleAttribute::Source(address) => rule.from = Some(IpNet::new(*address, header.src_len).ok()?),
+        RuleAttribute::Destination(address) => rule.to = Some(IpNet::new(*address, header.dst_len).ok()?),
+        RuleAttribute::Iifname(name) => rule.in_interface = Some(name.clone()),
+        RuleAttribute::Oifname(name) => rule.out_interface = Some(name.clone()),
+        RuleAttribute::UidRange(users) => rule.users = Some((users.start, users.end)),
+        RuleAttribute::IpProtocol(protocol) => rule.protocol = Some(u8::from(*protocol)),
+        RuleAttribute::SourcePortRange(ports) => rule.source_ports = Some((ports.start, ports.end)),
+        RuleAttribute::DestinationPortRange(ports) => rule.ports = Some((ports.start, ports.end)),
+        RuleAttribute::L3MDev(true) => rule.unknown.push("l3mdev"),
+        RuleAttribute::SuppressPrefixLen(length) if *length != NOT_SET => {
+            rule.suppress_prefix = Some(*length);
+        }
+        RuleAttribute::SuppressIfGroup(group) if *group != NOT_SET => rule.unknown.push("suppress_ifgroup"),
+        // An unknown attribute limits the rule in an unknown way; these are known to limit nothing.
+        RuleAttribute::Table(_)
+        | RuleAttribute::Goto(_)
+        | RuleAttribute::L3MDev(_)
+        | RuleAttribute::SuppressPrefixLen(_)
+        | RuleAttribute::SuppressIfGroup(_)
+        | RuleAttribute::Protocol(_)
+        | RuleAttribute::Realm(_) => {}
+        RuleAttribute::Other(other) if is_of_all_bits(other) => {}
+        _ => rule.unknown.push("an unknown condition"),
     }
-
-    /// The ranges of source and destination; none if one is not a range.
-    fn ranges(&self, header: &RuleHeader) -> Option<(Option<IpNet>, Option<IpNet>)> {
-        let range = |address: Option<std::net::IpAddr>, length: u8| match address {
-            Some(address) => IpNet::new(address, length).ok().map(Some),
-            None if length == 0 => Some(None),
-            None => None,
-        };
-        Some((range(self.source, header.src_len)?, range(self.destination, header.dst_len)?))
-    }
+    Some(())
 }
 
 /// Whether an attribute means that a port is compared as a whole, as the kernel does of each port since Linux 6.15.
