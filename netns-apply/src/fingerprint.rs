@@ -3,7 +3,7 @@
 use crate::{
     legacy,
     netlink::NftConnection,
-    routes::{RouteSocket, Survey},
+    routes::{RouteSocket, Routing, Survey},
 };
 use std::hash::{BuildHasher, RandomState};
 
@@ -36,7 +36,7 @@ impl Fingerprint {
 
     /// The same from what was read.
     pub(crate) fn of(keys: &RandomState, generation: u32, survey: &Survey) -> Option<Self> {
-        let Survey { tables, marked, addresses, .. } = survey;
+        let Survey { routing: Routing { tables, marked, .. }, addresses } = survey;
         if !tables.complete || legacy::is_in_use(MOST_READ).ok()? {
             return None;
         }

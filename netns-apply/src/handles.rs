@@ -57,7 +57,7 @@ impl<'a> Handles<'a> {
     ) -> Result<(Vec<FoundRouting>, Option<Surroundings>), RouteError> {
         let mut surroundings = Surroundings::now(&mut self.routes)?;
         let found = match &mut surroundings {
-            Some(surroundings) => std::mem::take(&mut surroundings.survey.found),
+            Some(surroundings) => std::mem::take(&mut surroundings.survey.routing.found),
             None => self.routes.observe()?,
         };
         Ok((found, surroundings))

@@ -8,7 +8,7 @@ use crate::{
     netlink::{NetlinkError, NftConnection},
     observe::NamespaceState,
     pause::{deadline, pause},
-    routes::{Addresses, Links, RouteSocket, Survey},
+    routes::{Addresses, Links, RouteSocket, Routing, Survey},
     surroundings::Surroundings,
 };
 use netfilter_state::{
@@ -128,32 +128,27 @@ impl Live {
     /// # Errors
     /// The namespace cannot be inspected.
     pub fn now(plan: Option<&RulePlan>, options: &ApplyOptions) -> Result<Self, ApplyError> {
-        let mut routes = RouteSocket::open(options.most_routing())?;
-        let links = routes.links()?;
-        let live = Self::with(plan.unwrap_or(&RulePlan::empty()), options, &mut routes, &links)?;
+        let (live, mut routes, links) = Self::read(plan.unwrap_or(&RulePlan::empty()), options)?;
         Ok(Self { unexamined: routes.unexamined(&links)?, ..live })
     }
 
     /// The same without what is not examined.
     pub(crate) fn examined(plan: &RulePlan, options: &ApplyOptions) -> Result<Self, ApplyError> {
-        let mut routes = RouteSocket::open(options.most_routing())?;
-        let links = routes.links()?;
-        Self::with(plan, options, &mut routes, &links)
+        Ok(Self::read(plan, options)?.0)
     }
 
-    fn with(
-        plan: &RulePlan,
-        options: &ApplyOptions,
-        routes: &mut RouteSocket,
-        links: &Links,
-    ) -> Result<Self, ApplyError> {
+    /// The same, with what it takes to ask for the rest.
+    fn read(plan: &RulePlan, options: &ApplyOptions) -> Result<(Self, RouteSocket, Links), ApplyError> {
+        let mut routes = RouteSocket::open(options.most_routing())?;
+        let links = routes.links()?;
         let most = options.most_read_with(plan);
         let mut ruleset = nf_tables(options, most)?;
         for family in Family::BOTH {
             legacy::add_to(&mut ruleset, family, most)?;
         }
         let assigned = routes.assigned()?;
-        Ok(Self::of(ruleset, routes.survey(links, &assigned)?))
+        let survey = routes.survey(&links, &assigned)?;
+        Ok((Self::of(ruleset, survey), routes, links))
     }
 
     /// The same from what a look has shown (of rules, from the messages of a transaction that has `made` all since), and from what hangs on the
@@ -182,7 +177,9 @@ impl Live {
         };
         let has_legacy_tables = Family::BOTH.into_iter().any(legacy::has_tables);
         let is_all = has_all_hooks && !has_changed && !has_legacy_tables && since.is_quiet();
-        is_all.then(|| Self::of(ruleset, Survey { found: routing, ..survey }))
+        is_all.then(|| {
+            Self::of(ruleset, Survey { routing: Routing { found: routing, ..survey.routing }, ..survey })
+        })
     }
 
     /// The rules that packets of a family meet. If a plan is given, its own rules know the settings behind them.
@@ -222,7 +219,7 @@ impl Live {
     }
 
     fn of(ruleset: HookedRules, survey: Survey) -> Self {
-        let Survey { found: routing, tables: route_tables, addresses, .. } = survey;
+        let Survey { routing: Routing { found: routing, tables: route_tables, .. }, addresses } = survey;
         let Addresses { all: addresses, by_interface, interfaces } = addresses;
         Self { ruleset, routing, route_tables, unexamined: Vec::new(), addresses, by_interface, interfaces }
     }

@@ -27,9 +27,7 @@ use netlink_packet_core::{
 };
 use netlink_packet_route::{
     AddressFamily, RouteNetlinkMessage,
-    address::AddressMessage,
-    route::{RouteAttribute, RouteMessage, RouteType},
-    rule::RuleMessage,
+    route::{RouteAttribute, RouteType},
 };
 use netlink_sys::protocols::NETLINK_ROUTE;
 use nix::errno::Errno;
@@ -37,8 +35,13 @@ pub use placing::Placed;
 use policy::{DumpedRule, marked_lookup};
 use redirect_core::{Family, values::RouteTable};
 #[cfg(feature = "write")]
-pub(crate) use tables::Survey;
+pub(crate) use tables::{Routing, Survey};
 
+/// `RTM_GETROUTE` and `RTM_GETRULE`.
+const GET_ROUTE: u16 = 26;
+const GET_RULE: u16 = 34;
+/// Size of `rtmsg`, and of `fib_rule_hdr`.
+const HEADER: usize = 12;
 /// How many times a dump is attempted if others disturb it.
 const DUMP_ATTEMPTS: usize = 20;
 
@@ -118,47 +121,52 @@ impl RouteSocket {
     pub fn observe(&mut self) -> Result<Vec<FoundRouting>, RouteError> {
         let mut found = Vec::new();
         for family in Family::BOTH {
-            let route = |dumped: &Dumped<'_>| local_default(family, dumped);
-            found.extend(self.dump(&route_request(family), "list routes", is_default_route, route)?);
-            let rule = |dumped: &Dumped<'_>| marked_lookup(family, &DumpedRule::read(dumped)?);
-            found.extend(self.dump(&rule_request(family), "list policy rules", |_| true, rule)?);
+            let route = |message: &Message<'_>| local_default(family, &Dumped::read(message)?);
+            found.extend(self.kept(&ListRequest::routes(family), "list routes", is_default_route, route)?);
+            let rule =
+                |message: &Message<'_>| marked_lookup(family, &DumpedRule::read(&Dumped::read(message)?)?);
+            found.extend(self.kept(&ListRequest::rules(family), "list policy rules", |_| true, rule)?);
         }
-        let address = passthrough_address;
-        found.extend(self.dump(&address_request(), "list addresses", is_of_loopback, address)?);
+        let addresses = links::address_request(Family::V6.number());
+        let address = |message: &Message<'_>| links::address(message.payload())?.of_mesh;
+        found.extend(self.kept(&addresses, "list addresses", is_of_loopback, address)?);
         Ok(found)
     }
 
-    /// What is found in the messages of an answer for which `concerns` is true; it sees what follows netlink's own header.
-    fn dump(
+    /// What is found in the messages of an answer for which `concerns` is true; it sees what follows netlink's own header. They may have as
+    /// many bytes as are kept of an answer.
+    fn kept<T>(
         &mut self,
-        request: &RouteNetlinkMessage,
+        request: &ListRequest,
         what: &str,
         concerns: fn(&[u8]) -> bool,
-        find: impl Fn(&Dumped<'_>) -> Option<FoundRouting>,
-    ) -> Result<Vec<FoundRouting>, RouteError> {
+        find: impl Fn(&Message<'_>) -> Option<T>,
+    ) -> Result<Vec<T>, RouteError> {
         let most = self.most;
-        let read = |(found, bytes): &mut (Vec<_>, usize), message: &Message<'_>| {
+        let take = |(found, bytes): &mut (Vec<T>, usize), message: &Message<'_>| {
             if concerns(message.payload()) {
-                count(message, bytes, most)?;
-                found.extend(Dumped::read(message).and_then(|dumped| find(&dumped)));
+                *bytes = bytes.saturating_add(message.payload().len());
+                if *bytes > most {
+                    return Err(Stopped::Failed(Errno::EFBIG));
+                }
+                found.extend(find(message));
             }
             Ok(())
         };
-        let ask = |socket: &mut Self| socket.message(request, NLM_F_REQUEST | NLM_F_DUMP);
-        Ok(self.gather(ask, what, read)?.0.0)
+        Ok(self.gather(request, what, take)?.0.0)
     }
 
     /// What is made of the messages of an answer, and how much was read. A list that changes concurrently is asked for again.
     fn gather<T: Default>(
         &mut self,
-        ask: impl Fn(&mut Self) -> Question,
+        request: &ListRequest,
         what: &str,
         mut read: impl FnMut(&mut T, &Message<'_>) -> Result<(), Stopped>,
     ) -> Result<(T, Extent), RouteError> {
         let failed = |cause| RouteError::refused(what.to_owned(), cause);
         for _ in 0..DUMP_ATTEMPTS {
             let mut gathered = T::default();
-            let question = ask(self);
+            let question = self.question(request.kind, NLM_F_REQUEST | NLM_F_DUMP, &request.payload);
             let ended =
                 self.socket.ask(&question.bytes, question.sequence, |message| read(&mut gathered, message));
             match ended {
@@ -203,12 +211,6 @@ impl RouteSocket {
     }
 }
 
-/// Counts what is kept of an answer.
-fn count(message: &Message<'_>, bytes: &mut usize, most: usize) -> Result<(), Stopped> {
-    *bytes = bytes.saturating_add(message.payload().len());
-    if *bytes > most { Err(Stopped::Failed(Errno::EFBIG)) } else { Ok(()) }
-}
-
 /// How much of an answer was read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Extent {
@@ -247,19 +249,14 @@ struct Dumped<'a> {
 
 impl<'a> Dumped<'a> {
     fn read(message: &Message<'a>) -> Option<Self> {
-        Some(Self { payload: message.payload(), message: understood(message)? })
+        let (mut header, payload) = (NetlinkHeader::default(), message.payload());
+        header.message_type = message.kind;
+        Some(Self { payload, message: RouteNetlinkMessage::deserialize(&header, payload).ok()? })
     }
 
     fn found(&self, item: RoutingItem, flaw: Option<String>) -> FoundRouting {
         FoundRouting { item, flaw, marked_for_removal: false, message: self.payload.to_vec() }
     }
-}
-
-/// What a message says.
-fn understood(message: &Message<'_>) -> Option<RouteNetlinkMessage> {
-    let mut header = NetlinkHeader::default();
-    header.message_type = message.kind;
-    RouteNetlinkMessage::deserialize(&header, message.payload()).ok()
 }
 
 const fn family_of(family: AddressFamily) -> Option<Family> {
@@ -277,22 +274,29 @@ const fn address_family(family: Family) -> AddressFamily {
     }
 }
 
-fn route_request(family: Family) -> RouteNetlinkMessage {
-    let mut request = RouteMessage::default();
-    request.header.address_family = address_family(family);
-    RouteNetlinkMessage::GetRoute(request)
+/// What asks for a list: the type of the message, and what follows netlink's own header.
+struct ListRequest {
+    kind: u16,
+    payload: Vec<u8>,
 }
 
-fn rule_request(family: Family) -> RouteNetlinkMessage {
-    let mut request = RuleMessage::default();
-    request.header.family = address_family(family);
-    RouteNetlinkMessage::GetRule(request)
-}
+impl ListRequest {
+    /// The routes of all tables.
+    fn routes(family: Family) -> Self {
+        Self::of(GET_ROUTE, family.number(), HEADER)
+    }
 
-fn address_request() -> RouteNetlinkMessage {
-    let mut request = AddressMessage::default();
-    request.header.family = AddressFamily::Inet6;
-    RouteNetlinkMessage::GetAddress(request)
+    /// The policy rules.
+    fn rules(family: Family) -> Self {
+        Self::of(GET_RULE, family.number(), HEADER)
+    }
+
+    /// The kernel's structure of this size, which begins with the number of a family (0 for all), and is zero otherwise.
+    fn of(kind: u16, family: u8, size: usize) -> Self {
+        let mut payload = vec![family];
+        payload.resize(size, 0);
+        Self { kind, payload }
+    }
 }
 
 /// Whether a message about a route (`rtmsg`) is about one without a prefix. A namespace may have any number of other routes, which
@@ -315,8 +319,4 @@ fn local_default(family: Family, dumped: &Dumped<'_>) -> Option<FoundRouting> {
     let table = RouteTable::new(wide.unwrap_or_else(|| u32::from(route.header.table)))?;
     let local = route.header.kind == RouteType::Local && route.header.destination_prefix_length == 0;
     (local && by_lo).then(|| dumped.found(RoutingItem::Route(family, table), None))
-}
-
-fn passthrough_address(dumped: &Dumped<'_>) -> Option<FoundRouting> {
-    links::address(dumped.payload)?.of_mesh
 }

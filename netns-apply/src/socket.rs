@@ -218,15 +218,14 @@ impl Drop for NetlinkSocket {
 /// A message of this type: netlink's own header (`nlmsghdr`), and behind it `payload`.
 pub(crate) fn message(kind: u16, flags: u16, sequence: u32, payload: &[u8]) -> Vec<u8> {
     const HEADER: usize = 16;
-    let length = HEADER.saturating_add(payload.len());
-    let mut bytes = Vec::with_capacity(length);
-    bytes.extend(u32::try_from(length).unwrap_or_default().to_ne_bytes());
-    bytes.extend(kind.to_ne_bytes());
-    bytes.extend(flags.to_ne_bytes());
-    bytes.extend(sequence.to_ne_bytes());
-    bytes.extend([0; 4]);
-    bytes.extend(payload);
-    bytes
+    let length = u32::try_from(HEADER.saturating_add(payload.len())).unwrap_or_default();
+    let (length, kind) = (length.to_ne_bytes(), kind.to_ne_bytes());
+    [&length[..], &kind, &flags.to_ne_bytes(), &sequence.to_ne_bytes(), &[0; 4], payload].concat()
+}
+
+/// An attribute that holds a number.
+pub(crate) fn number_attribute(kind: u16, number: u32) -> Vec<u8> {
+    [&8_u16.to_ne_bytes()[..], &kind.to_ne_bytes(), &number.to_ne_bytes()].concat()
 }
 
 /// The attributes in these bytes. Bytes that are none end them.

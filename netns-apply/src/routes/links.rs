@@ -1,12 +1,11 @@
 //! The interfaces of a network namespace and their addresses, as far as routing, hooks and packets depend on them.
 
-use super::{LOOPBACK, RouteError, RouteSocket, count};
-use crate::socket::attributes;
+use super::{LOOPBACK, ListRequest, RouteError, RouteSocket};
+use crate::socket::{attributes, number_attribute};
 use netfilter_state::{
     netlink::Message,
     routing::{FoundRouting, RoutingItem},
 };
-use netlink_packet_core::{NLM_F_DUMP, NLM_F_REQUEST};
 use redirect_core::Family;
 use std::{
     collections::BTreeMap,
@@ -127,28 +126,20 @@ impl RouteSocket {
 
     /// The interfaces of the namespace.
     pub(crate) fn links(&mut self) -> Result<Links, RouteError> {
-        self.list_links(|links: &mut Links, message| links.0.extend(link(message)))
+        let read = |message: &Message<'_>| link(message.payload());
+        Ok(Links(self.list_links(read)?.into_iter().collect()))
     }
 
-    /// What is made of the messages about interfaces, in the kernel's order.
-    fn list_links<T: Default>(&mut self, take: impl Fn(&mut T, &[u8])) -> Result<T, RouteError> {
-        let most = self.most;
-        let ask = |socket: &mut Self| socket.question(GET_LINK, NLM_F_REQUEST | NLM_F_DUMP, &request());
-        let take = |(links, bytes): &mut (T, usize), message: &Message<'_>| {
-            count(message, bytes, most)?;
-            take(links, message.payload());
-            Ok(())
-        };
-        Ok(self.gather(ask, "list interfaces", take)?.0.0)
+    /// What is found in the messages about interfaces, in the kernel's order.
+    fn list_links<T>(&mut self, find: impl Fn(&Message<'_>) -> Option<T>) -> Result<Vec<T>, RouteError> {
+        self.kept(&link_request(), "list interfaces", |_| true, find)
     }
 
     /// The addresses of the namespace, interface by interface in the kernel's order, which is that of their numbers in newer kernels alone; of one interface as the kernel lists
     /// them, IPv4 first.
     pub(crate) fn addresses_by_interface(&mut self) -> Result<Vec<IpAddr>, RouteError> {
-        let places = self.list_links(|places: &mut BTreeMap<_, _>, message| {
-            let next = places.len();
-            places.extend(number(message, 4).map(|index| (index, next)));
-        })?;
+        let indices = self.list_links(|message| number(message.payload(), 4))?;
+        let places: BTreeMap<u32, usize> = indices.into_iter().zip(0..).collect();
         let mut all = self.assigned()?;
         // An interface that came after the list was made is the last one.
         all.sort_by_key(|one| places.get(&one.index).copied().unwrap_or(usize::MAX));
@@ -169,28 +160,22 @@ impl RouteSocket {
     }
 
     pub(crate) fn assigned(&mut self) -> Result<Vec<Assigned>, RouteError> {
-        let most = self.most;
-        let ask = |socket: &mut Self| {
-            socket.question(GET_ADDRESS, NLM_F_REQUEST | NLM_F_DUMP, &[0; ADDRESS_HEADER])
-        };
-        let take = |(addresses, bytes): &mut (Vec<_>, usize), message: &Message<'_>| {
-            count(message, bytes, most)?;
-            addresses.extend(address(message.payload()));
-            Ok(())
-        };
-        Ok(self.gather(ask, "list addresses", take)?.0.0)
+        self.kept(&address_request(0), "list addresses", |_| true, |message| address(message.payload()))
     }
 }
 
+/// The addresses of the family of this number, or of all.
+pub(super) fn address_request(family: u8) -> ListRequest {
+    ListRequest::of(GET_ADDRESS, family, ADDRESS_HEADER)
+}
+
 /// All interfaces, without what IPv6 has counted there: that is much of the answer.
-fn request() -> Vec<u8> {
+fn link_request() -> ListRequest {
     /// `RTEXT_FILTER_SKIP_STATS`.
     const WITHOUT_COUNTERS: u32 = 8;
-    let mut payload = vec![0; HEADER];
-    payload.extend(8_u16.to_ne_bytes());
-    payload.extend(attribute::MASK.to_ne_bytes());
-    payload.extend(WITHOUT_COUNTERS.to_ne_bytes());
-    payload
+    let mut request = ListRequest::of(GET_LINK, 0, HEADER);
+    request.payload.extend(number_attribute(attribute::MASK, WITHOUT_COUNTERS));
+    request
 }
 
 /// An interface with its index, as a message has it.

@@ -1,7 +1,7 @@
 //! How a plan's policy routing fits beside that of other programs, and what the kernel says of single packets.
 
 use super::{
-    Ended, RouteError, RouteSocket, Stopped, address_family, code,
+    Ended, HEADER, RouteError, RouteSocket, Stopped, address_family, code,
     links::{Links, number},
 };
 use crate::socket::attributes;
@@ -17,10 +17,11 @@ use netlink_packet_route::{
 };
 use nix::errno::Errno;
 use packet_trace::{Interface, Packet, Sender, placement::Placement};
-use redirect_core::{AmbientRedirect, Family, RulePlan, Tproxy, plan::PolicyRoutes, values::MaskedMark};
+use redirect_core::{
+    AmbientRedirect, Family, RulePlan, Tproxy, ipnet::IpNet, plan::PolicyRoutes, values::MaskedMark,
+};
 
-/// Size of `rtmsg`, and where it says what kind of route it is.
-const HEADER: usize = 12;
+/// Where `rtmsg` says what kind of route it is.
 const KIND: usize = 7;
 /// The kinds of routes to the namespace itself (`RTN_LOCAL`, `RTN_BROADCAST`, `RTN_ANYCAST`).
 const OF_THIS: [u8; 3] = [2, 3, 4];
@@ -176,12 +177,8 @@ fn is_shared(item: RoutingItem, tables: &RouteTables) -> Option<String> {
 /// What asks for the route of a packet.
 fn question(packet: &Packet, links: &Links) -> Option<RouteNetlinkMessage> {
     let mut request = RouteMessage::default();
-    let family = packet.family();
-    let bits = match family {
-        Family::V4 => 32,
-        Family::V6 => 128,
-    };
-    request.header.address_family = address_family(family);
+    let bits = IpNet::from(packet.destination.ip()).prefix_len();
+    request.header.address_family = address_family(packet.family());
     (request.header.destination_prefix_length, request.header.source_prefix_length) = (bits, bits);
     let sender = match (packet.sender, &packet.interface) {
         (Sender::Local { uid, .. }, _) => RouteAttribute::Uid(uid),

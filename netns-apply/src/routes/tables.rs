@@ -1,25 +1,26 @@
 //! All policy rules and routes of a network namespace, of any program.
 
 use super::{
-    Dumped, Extent, Links, RouteError, RouteSocket, Stopped, local_default,
+    Dumped, Extent, Links, ListRequest, RouteError, RouteSocket, Stopped, local_default,
     policy::{DumpedRule, marked_lookup},
-    route_request, rule_request,
 };
+use crate::socket::number_attribute;
 use netfilter_state::{
     netlink::Message,
     route_tables::{PolicyRule, Route, RouteKind, RouteTables},
     routing::FoundRouting,
 };
-use netlink_packet_core::{NLM_F_DUMP, NLM_F_REQUEST};
 use netlink_packet_route::{
     RouteNetlinkMessage,
     route::{RouteAddress, RouteAttribute, RouteFlags, RouteMessage, RouteNextHopFlags, RouteType},
 };
 use redirect_core::{Family, ipnet::IpNet};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::IpAddr;
 
 /// How many bytes are read of each list: some ten thousand routes. A container with CAP_NET_ADMIN may make as many as it likes.
 const MOST_BYTES: usize = 1 << 20;
+/// `RTA_TABLE` (`linux/rtnetlink.h`).
+const TABLE: u16 = 15;
 
 /// All policy rules and routes, and what they are to the mesh.
 pub(crate) struct Routing {
@@ -30,12 +31,9 @@ pub(crate) struct Routing {
     pub(crate) found: Vec<FoundRouting>,
 }
 
-/// What packets meet beside rules, and what of it exists of the kinds a plan needs.
+/// What packets meet beside rules.
 pub(crate) struct Survey {
-    pub(crate) found: Vec<FoundRouting>,
-    pub(crate) tables: RouteTables,
-    /// The policy rules that a run has marked as its own to remove.
-    pub(crate) marked: Vec<PolicyRule>,
+    pub(crate) routing: Routing,
     pub(crate) addresses: super::Addresses,
 }
 
@@ -60,13 +58,13 @@ impl RouteSocket {
         links: &Links,
         assigned: &[super::Assigned],
     ) -> Result<Survey, RouteError> {
-        let Routing { tables, marked, mut found } = self.routing(links)?;
-        if tables.complete {
-            found.extend(assigned.iter().filter_map(|one| one.of_mesh.clone()));
+        let mut routing = self.routing(links)?;
+        if routing.tables.complete {
+            routing.found.extend(assigned.iter().filter_map(|one| one.of_mesh.clone()));
         } else {
-            found = self.observe()?;
+            routing.found = self.observe()?;
         }
-        Ok(Survey { found, tables, marked, addresses: links.addresses(assigned) })
+        Ok(Survey { routing, addresses: links.addresses(assigned) })
     }
 
     /// The same, and what they are to the mesh: all of it if the tables are complete.
@@ -75,7 +73,7 @@ impl RouteSocket {
             RouteTables { loopback_is_up: links.loopback_is_up(), complete: true, ..RouteTables::default() };
         let (mut marked, mut found) = (Vec::new(), Vec::new());
         for family in Family::BOTH {
-            let rules = self.list(&rule_request(family), "list policy rules", |dumped| {
+            let rules = self.list(&ListRequest::rules(family), "list policy rules", |dumped| {
                 let rule = DumpedRule::read(dumped)?;
                 Some((marked_lookup(family, &rule), rule.marked_for_removal, rule.rule))
             })?;
@@ -83,22 +81,22 @@ impl RouteSocket {
             if rules.extent == Extent::Unsupported {
                 tables.rules.extend(without_policy_routing(family));
             }
-            let mut rules_of_mesh = Vec::new();
-            for (of_mesh, is_marked, rule) in rules.all {
-                rules_of_mesh.extend(of_mesh);
-                marked.extend(is_marked.then(|| rule.clone()));
-                tables.rules.push(rule);
-            }
-            let routes = self.routes(&route_request(family), family, links)?;
+            let routes = self.routes(&ListRequest::routes(family), family, links)?;
             tables.complete &= routes.is_complete();
             let is_cut = routes.extent == Extent::Part;
             for (of_mesh, route) in routes.all {
                 found.extend(of_mesh);
                 tables.routes.extend(route);
             }
-            found.extend(rules_of_mesh);
+            for (of_mesh, is_marked, rule) in rules.all {
+                found.extend(of_mesh);
+                marked.extend(is_marked.then(|| rule.clone()));
+                tables.rules.push(rule);
+            }
             if is_cut {
-                let local = self.local_routes(family, links)?;
+                // What the namespace delivers to itself would be lost among other routes.
+                let routes = |socket: &mut Self, request: &ListRequest| socket.routes(request, family, links);
+                let local = self.in_local_table(family, routes)?;
                 tables.routes.retain(|route| route.family != family || route.table != RouteTables::LOCAL);
                 tables.routes.extend(local.all.into_iter().filter_map(|(_, route)| route));
             }
@@ -108,7 +106,7 @@ impl RouteSocket {
 
     fn routes(
         &mut self,
-        request: &RouteNetlinkMessage,
+        request: &ListRequest,
         family: Family,
         links: &Links,
     ) -> Result<ListedRoutes, RouteError> {
@@ -120,22 +118,15 @@ impl RouteSocket {
         })
     }
 
-    /// What the namespace delivers to itself, where that would be lost among other routes.
-    fn local_routes(&mut self, family: Family, links: &Links) -> Result<ListedRoutes, RouteError> {
-        self.in_local_table(family, |socket, request| socket.routes(request, family, links))
-    }
-
     /// Reads a list of what is in the table `local`; before Linux 4.20 all tables are listed, whichever is asked for.
     pub(super) fn in_local_table<T>(
         &mut self,
         family: Family,
-        read: impl FnOnce(&mut Self, &RouteNetlinkMessage) -> Result<T, RouteError>,
+        read: impl FnOnce(&mut Self, &ListRequest) -> Result<T, RouteError>,
     ) -> Result<T, RouteError> {
         let _ = self.socket.only_what_is_asked_for(true);
-        let mut request = route_request(family);
-        if let RouteNetlinkMessage::GetRoute(message) = &mut request {
-            message.attributes.push(RouteAttribute::Table(RouteTables::LOCAL));
-        }
+        let mut request = ListRequest::routes(family);
+        request.payload.extend(number_attribute(TABLE, RouteTables::LOCAL));
         let local = read(self, &request);
         let _ = self.socket.only_what_is_asked_for(false);
         local
@@ -144,11 +135,10 @@ impl RouteSocket {
     /// What the messages of a list say.
     pub(super) fn list<T>(
         &mut self,
-        request: &RouteNetlinkMessage,
+        request: &ListRequest,
         what: &str,
         read: impl Fn(&Dumped<'_>) -> Option<T>,
     ) -> Result<ReadList<T>, RouteError> {
-        let ask = |socket: &mut Self| socket.message(request, NLM_F_REQUEST | NLM_F_DUMP);
         let take = |listed: &mut ReadList<T>, message: &Message<'_>| {
             listed.bytes = listed.bytes.saturating_add(message.payload().len());
             if listed.bytes > MOST_BYTES {
@@ -160,7 +150,7 @@ impl RouteSocket {
             }
             Ok(())
         };
-        let (listed, extent) = self.gather(ask, what, take)?;
+        let (listed, extent) = self.gather(request, what, take)?;
         Ok(ReadList { extent, ..listed })
     }
 }
@@ -205,7 +195,7 @@ fn route(family: Family, message: &RouteMessage, links: &Links) -> Option<Option
     if header.flags.intersects(RouteFlags::Cloned | RouteFlags::Dead) {
         return Some(None);
     }
-    let mut to = unspecified(family);
+    let mut to = family.address(0);
     let mut route = Route {
         family,
         table: u32::from(header.table),
@@ -235,13 +225,6 @@ fn route(family: Family, message: &RouteMessage, links: &Links) -> Option<Option
     }
     route.to = IpNet::new(to, header.destination_prefix_length).ok()?;
     Some(Some(route))
-}
-
-const fn unspecified(family: Family) -> IpAddr {
-    match family {
-        Family::V4 => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
-        Family::V6 => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
-    }
 }
 
 const fn kind(kind: RouteType) -> RouteKind {

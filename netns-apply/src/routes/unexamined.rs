@@ -3,12 +3,11 @@
 //! BPF programs that hang on interfaces without a queueing discipline (tcx, netkit) are not found: only bpf(2) lists them.
 
 use super::{
-    Question, RouteError, RouteSocket,
+    ListRequest, RouteError, RouteSocket,
     links::{Link, Links, number, text},
 };
 use crate::socket::attributes;
 use netfilter_state::netlink::Message;
-use netlink_packet_core::{NLM_F_DUMP, NLM_F_REQUEST};
 use std::collections::BTreeSet;
 
 /// `RTM_GETQDISC` and `RTM_GETTFILTER`.
@@ -47,8 +46,7 @@ impl RouteSocket {
             indices.extend(number(message.payload(), 4).filter(|_| is_one));
             Ok(())
         };
-        let ask = |socket: &mut Self| socket.question_about(GET_DISCIPLINE, 0, 0);
-        Ok(self.gather(ask, "list queueing disciplines", take)?.0)
+        Ok(self.gather(&request(GET_DISCIPLINE, 0, 0), "list queueing disciplines", take)?.0)
     }
 
     /// The kinds of the filters that hang somewhere.
@@ -57,17 +55,14 @@ impl RouteSocket {
             kinds.extend(kind(message.payload()));
             Ok(())
         };
-        let ask = |socket: &mut Self| socket.question_about(GET_FILTER, index, parent);
-        Ok(self.gather(ask, "list filters of traffic control", take)?.0)
+        Ok(self.gather(&request(GET_FILTER, index, parent), "list filters of traffic control", take)?.0)
     }
+}
 
-    fn question_about(&mut self, kind: u16, index: u32, parent: u32) -> Question {
-        let mut payload = vec![0; 4];
-        for part in [index, 0, parent, 0] {
-            payload.extend(part.to_ne_bytes());
-        }
-        self.question(kind, NLM_F_REQUEST | NLM_F_DUMP, &payload)
-    }
+/// A `tcmsg`.
+fn request(kind: u16, index: u32, parent: u32) -> ListRequest {
+    let payload = [0, index, 0, parent, 0].into_iter().flat_map(u32::to_ne_bytes).collect();
+    ListRequest { kind, payload }
 }
 
 fn xdp_program(link: &Link) -> Option<String> {
