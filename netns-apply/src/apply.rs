@@ -18,7 +18,6 @@ use crate::{
     observe::NamespaceState,
     options::ApplyOptions,
     pause::{deadline, grace},
-    restore,
     routes::Placed,
 };
 use netfilter_state::{
@@ -199,7 +198,7 @@ impl<'a> Run<'a> {
                 return Err(self.contended(&steps));
             }
             if self.lock.is_none() && !only_adds(&steps) {
-                self.lock = Some(self.take_lock()?);
+                self.lock = Some(NetnsLock::take(self.options.patience)?);
                 // Taking the lock has moved the generation, and another program may have been at work before that.
                 seen = self.look()?;
                 steps = self.steps(&seen, backend);
@@ -212,7 +211,7 @@ impl<'a> Run<'a> {
                     return done(self, seen);
                 }
                 Ok(()) => passes += 1,
-                Err(ApplyError::Netlink(NetlinkError::Changed)) if self.has_time() => {}
+                Err(ApplyError::Netlink(NetlinkError::Changed)) if Instant::now() < self.deadline => {}
                 Err(cause) => return Err(cause),
             }
         }
@@ -238,11 +237,6 @@ impl<'a> Run<'a> {
         Ok(found)
     }
 
-    /// Whether time remains to wait for other programs.
-    fn has_time(&self) -> bool {
-        Instant::now() < self.deadline
-    }
-
     /// Whether the routing that the rules need is there, which a look from before it was added does not show.
     fn has_routing(&mut self, seen: &mut NamespaceState) -> Result<bool, ApplyError> {
         if RoutingItem::wanted(self.plan).is_empty() {
@@ -252,10 +246,6 @@ impl<'a> Run<'a> {
         seen.surroundings = surroundings;
         seen.state.routing = self.place(found)?;
         Ok(RoutingItem::missing(&self.placed, &seen.state.routing).is_empty())
-    }
-
-    fn take_lock(&self) -> Result<NetnsLock, ApplyError> {
-        Ok(NetnsLock::take(self.options.patience)?)
     }
 
     fn steps(&self, seen: &NamespaceState, backend: Backend) -> Vec<Step> {
@@ -309,7 +299,7 @@ impl<'a> Run<'a> {
         for step in steps {
             if let Step::Restore(variant, family, change) = step {
                 let lock = self.lock.as_ref().ok_or(LockError::NotHeld)?;
-                restore::test(self.handles.programs, *variant, *family, change, lock)?;
+                self.handles.programs.iptables(*variant, *family).test(change, lock)?;
             }
         }
         Ok(())
@@ -357,7 +347,7 @@ impl<'a> Run<'a> {
             Step::ForgetClosed => self.unforgotten = connections::forget_closed(self.plan).err(),
             Step::Restore(variant, family, change) => {
                 let lock = self.lock.as_ref().ok_or(LockError::NotHeld)?;
-                restore::commit(self.handles.programs, *variant, *family, change, lock)?;
+                self.handles.programs.iptables(*variant, *family).commit(change, lock)?;
             }
             Step::Transaction(transaction) => {
                 let connection = self.handles.netlink.as_mut().ok_or(NetlinkError::NoNfTables)?;

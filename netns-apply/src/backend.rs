@@ -1,6 +1,6 @@
 //! What programs the rules, and how it is chosen without trying anything out.
 
-use crate::{ApplyError, handles::Handles, netlink::NetlinkError, observe::NamespaceState, restore};
+use crate::{ApplyError, handles::Handles, netlink::NetlinkError, observe::NamespaceState};
 use netfilter_state::steps::RulesIn;
 use redirect_core::{
     Family, RulePlan,
@@ -99,6 +99,7 @@ pub(crate) fn choose(
     plan: &RulePlan,
 ) -> Result<(Backend, Because), ApplyError> {
     let (programs, most, observed) = (handles.programs, handles.most_read, &seen.state);
+    let usable = |variant| programs.iptables(variant, Family::V4).usable(most);
     match choice {
         BackendChoice::Netlink => {
             let missing = missing(handles, plan)?;
@@ -120,7 +121,7 @@ pub(crate) fn choose(
             return Ok((Backend::Netlink, if in_use { Because::InUse } else { Because::Supported }));
         }
         // iptables-nft would lack the same.
-        return match restore::usable(programs, Variant::Legacy, most) {
+        return match usable(Variant::Legacy) {
             Ok(()) => Ok((Backend::Restore(Variant::Legacy), Because::OnlyOne)),
             Err(cause) if !cause.is_lasting() => Err(cause.into()),
             Err(_) => Err(NetlinkError::Lacking(missing(handles, plan)?).into()),
@@ -130,8 +131,8 @@ pub(crate) fn choose(
         return Ok((Backend::Restore(Variant::Nft), Because::InUse));
     }
     // A program that has just listed its tables is not asked again: a second answer could only be about another moment.
-    let nft = if seen.nft_by_programs { Ok(()) } else { restore::usable(programs, Variant::Nft, most) };
-    match (nft, restore::usable(programs, Variant::Legacy, most)) {
+    let nft = if seen.nft_by_programs { Ok(()) } else { usable(Variant::Nft) };
+    match (nft, usable(Variant::Legacy)) {
         (Ok(()), _) => Ok((Backend::Restore(Variant::Nft), Because::Supported)),
         // A failure that may pass decides nothing: otherwise rules would land in the other variant's tables.
         (Err(cause), _) | (_, Err(cause)) if !cause.is_lasting() => Err(cause.into()),

@@ -3,7 +3,6 @@
 use crate::{
     error::{ApplyError, LegacyError},
     exec::{ExecError, Programs},
-    restore,
 };
 use netfilter_state::{
     ruleset::{Api, ChainState, HookedRules, TableName, built_in},
@@ -67,7 +66,7 @@ pub(crate) fn state(
     if are_understood {
         return Ok(state);
     }
-    match restore::save_tables(programs, Variant::Legacy, family, used.into_iter(), most_read) {
+    match programs.iptables(Variant::Legacy, family).save_tables(used.into_iter(), most_read) {
         Err(ApplyError::Exec(ExecError::Missing { .. })) => Ok(state),
         saved => saved,
     }

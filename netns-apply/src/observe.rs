@@ -6,7 +6,6 @@ use crate::{
     handles::Handles,
     legacy,
     netlink::{NetlinkError, NftConnection},
-    restore,
     surroundings::Surroundings,
 };
 use netfilter_state::{
@@ -95,8 +94,9 @@ impl NamespaceState {
 
 /// What iptables-nft's program lists; `None` without that program.
 fn nft_saved(programs: &Programs, family: Family, most: usize) -> Result<Option<IptablesTables>, ApplyError> {
-    match restore::find(programs, Variant::Nft, family, "save") {
-        Ok(_) => restore::save(programs, Variant::Nft, family, most).map(Some),
+    let nft = programs.iptables(Variant::Nft, family);
+    match nft.find("save") {
+        Ok(_) => nft.save(most).map(Some),
         Err(cause) if cause.is_lasting() => Ok(None),
         Err(cause) => Err(cause.into()),
     }

@@ -13,103 +13,107 @@ use std::path::{Path, PathBuf};
 /// The Debian package that has the programs of either variant.
 const PACKAGE: &str = "iptables";
 
-/// The rules a variant has in the calling thread's network namespace, for one family; an error if they take more than `most` bytes.
-pub(crate) fn save(
-    programs: &Programs,
+/// The programs of a variant of iptables, for one family.
+#[derive(Clone, Copy)]
+pub(crate) struct IptablesPrograms<'a> {
+    programs: &'a Programs,
     variant: Variant,
     family: Family,
-    most: usize,
-) -> Result<IptablesTables, ApplyError> {
-    let (program, text) = saved(programs, variant, family, &[], most)?;
-    rules_in(&program, &text)
 }
 
-/// As [`save`], but only of these tables, which exist: each of them may take `most` bytes.
-pub(crate) fn save_tables<'t>(
-    programs: &Programs,
-    variant: Variant,
-    family: Family,
-    tables: impl Iterator<Item = &'t str>,
-    most: usize,
-) -> Result<IptablesTables, ApplyError> {
-    let (mut program, mut all) = (PathBuf::new(), String::new());
-    for table in tables {
-        let text;
-        (program, text) = saved(programs, variant, family, &["-t", table], most)?;
-        all += &text;
+impl Programs {
+    /// Those of a variant of iptables, for one family.
+    pub(crate) const fn iptables(&self, variant: Variant, family: Family) -> IptablesPrograms<'_> {
+        IptablesPrograms { programs: self, variant, family }
     }
-    rules_in(&program, &all)
+}
+
+impl IptablesPrograms<'_> {
+    /// The rules in the calling thread's network namespace; an error if they take more than `most` bytes.
+    pub(crate) fn save(self, most: usize) -> Result<IptablesTables, ApplyError> {
+        let (program, text) = self.saved(&[], most)?;
+        rules_in(&program, &text)
+    }
+
+    /// As [`save`](Self::save), but only of these tables, which exist: each of them may take `most` bytes.
+    pub(crate) fn save_tables<'t>(
+        self,
+        tables: impl Iterator<Item = &'t str>,
+        most: usize,
+    ) -> Result<IptablesTables, ApplyError> {
+        let (mut program, mut all) = (PathBuf::new(), String::new());
+        for table in tables {
+            let text;
+            (program, text) = self.saved(&["-t", table], most)?;
+            all += &text;
+        }
+        rules_in(&program, &all)
+    }
+
+    /// What the program prints, at most so many bytes, and its path.
+    fn saved(self, args: &[&str], most: usize) -> Result<(PathBuf, String), ExecError> {
+        let program = self.find("save")?;
+        let text = exec::read(&program, args, most).map_err(|error| explained(self.variant, error))?;
+        Ok((program, text))
+    }
+
+    /// Whether the variant is installed and the kernel answers it. Only nft's own tables are listed: listing the legacy
+    /// ones would load them.
+    pub(crate) fn usable(self, most: usize) -> Result<(), ExecError> {
+        match self.variant {
+            Variant::Nft => self.saved(&[], most).map(drop),
+            Variant::Legacy => self.find("restore").map(drop),
+        }
+    }
+
+    /// Asks whether a change would be accepted. Nothing is changed.
+    pub(crate) fn test(self, change: &IptablesChange, lock: &NetnsLock) -> Result<(), ApplyError> {
+        self.restore(&["--test", "--noflush"], change, lock).map_err(|cause| {
+            let hint = hint(&cause);
+            ApplyError::Rejected { family: self.family, variant: self.variant, cause, hint }
+        })
+    }
+
+    /// Puts a change in force, table by table.
+    pub(crate) fn commit(self, change: &IptablesChange, lock: &NetnsLock) -> Result<(), ApplyError> {
+        Ok(self.restore(&["--noflush"], change, lock)?)
+    }
+
+    fn restore(self, args: &[&str], change: &IptablesChange, lock: &NetnsLock) -> Result<(), ExecError> {
+        if change.is_empty() {
+            return Ok(());
+        }
+        let program = self.find("restore")?;
+        let mut args = args.to_vec();
+        if self.variant == Variant::Legacy {
+            args.extend(["--wait", "30"]);
+        }
+        exec::write(&program, &args, &change.restore_text(), lock)
+            .map_err(|error| explained(self.variant, error))
+    }
+
+    /// Finds `iptables-nft-save`, or `iptables-save` if that belongs to the variant in question.
+    pub(crate) fn find(self, verb: &str) -> Result<PathBuf, ExecError> {
+        let Self { programs, variant, family } = self;
+        let base = match family {
+            Family::V4 => "iptables",
+            Family::V6 => "ip6tables",
+        };
+        let name = format!("{base}-{}-{verb}", variant.name());
+        if let Some(path) = programs.find(&name) {
+            return Ok(path);
+        }
+        let plain =
+            programs.find(&format!("{base}-{verb}")).ok_or_else(|| programs.missing(&name, PACKAGE))?;
+        let version = exec::version(&plain)?;
+        let found = if version.contains("nf_tables") { Variant::Nft } else { Variant::Legacy };
+        if found == variant { Ok(plain) } else { Err(programs.missing(&name, PACKAGE)) }
+    }
 }
 
 fn rules_in(program: &Path, text: &str) -> Result<IptablesTables, ApplyError> {
     let program = program.display().to_string();
     IptablesTables::saved(text).map_err(|cause| ApplyError::Unreadable { program, cause })
-}
-
-/// What a variant's program prints, at most so many bytes, and the path of that program.
-pub(crate) fn saved(
-    programs: &Programs,
-    variant: Variant,
-    family: Family,
-    args: &[&str],
-    most: usize,
-) -> Result<(PathBuf, String), ExecError> {
-    let program = find(programs, variant, family, "save")?;
-    let text = exec::read(&program, args, most).map_err(|error| explained(variant, error))?;
-    Ok((program, text))
-}
-
-/// Whether a variant is installed and the kernel answers it. Only nft's own tables are listed: listing the legacy
-/// ones would load them.
-pub(crate) fn usable(programs: &Programs, variant: Variant, most: usize) -> Result<(), ExecError> {
-    match variant {
-        Variant::Nft => saved(programs, variant, Family::V4, &[], most).map(drop),
-        Variant::Legacy => find(programs, variant, Family::V4, "restore").map(drop),
-    }
-}
-
-/// Asks a variant whether it would accept a change. Nothing is changed.
-pub(crate) fn test(
-    programs: &Programs,
-    variant: Variant,
-    family: Family,
-    change: &IptablesChange,
-    lock: &NetnsLock,
-) -> Result<(), ApplyError> {
-    restore(programs, variant, family, &["--test", "--noflush"], change, lock).map_err(|cause| {
-        let hint = hint(&cause);
-        ApplyError::Rejected { family, variant, cause, hint }
-    })
-}
-
-/// Puts a change in force, table by table.
-pub(crate) fn commit(
-    programs: &Programs,
-    variant: Variant,
-    family: Family,
-    change: &IptablesChange,
-    lock: &NetnsLock,
-) -> Result<(), ApplyError> {
-    restore(programs, variant, family, &["--noflush"], change, lock).map_err(ApplyError::from)
-}
-
-fn restore(
-    programs: &Programs,
-    variant: Variant,
-    family: Family,
-    args: &[&str],
-    change: &IptablesChange,
-    lock: &NetnsLock,
-) -> Result<(), ExecError> {
-    if change.is_empty() {
-        return Ok(());
-    }
-    let program = find(programs, variant, family, "restore")?;
-    let mut args = args.to_vec();
-    if variant == Variant::Legacy {
-        args.extend(["--wait", "30"]);
-    }
-    exec::write(&program, &args, &change.restore_text(), lock).map_err(|error| explained(variant, error))
 }
 
 /// If a capability is missing, the legacy variant reports that it cannot initialize a table, just as if a module were missing.
@@ -142,25 +146,4 @@ fn hint(error: &ExecError) -> &'static str {
     } else {
         ""
     }
-}
-
-/// Finds `iptables-nft-save`, or `iptables-save` if that belongs to the variant in question.
-pub(crate) fn find(
-    programs: &Programs,
-    variant: Variant,
-    family: Family,
-    verb: &str,
-) -> Result<PathBuf, ExecError> {
-    let base = match family {
-        Family::V4 => "iptables",
-        Family::V6 => "ip6tables",
-    };
-    let name = format!("{base}-{}-{verb}", variant.name());
-    if let Some(path) = programs.find(&name) {
-        return Ok(path);
-    }
-    let plain = programs.find(&format!("{base}-{verb}")).ok_or_else(|| programs.missing(&name, PACKAGE))?;
-    let version = exec::version(&plain)?;
-    let found = if version.contains("nf_tables") { Variant::Nft } else { Variant::Legacy };
-    if found == variant { Ok(plain) } else { Err(programs.missing(&name, PACKAGE)) }
 }

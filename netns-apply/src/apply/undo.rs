@@ -7,7 +7,6 @@ use crate::{
     netlink::NetlinkError,
     observe::NamespaceState,
     pause::{deadline, grace},
-    restore,
 };
 use netfilter_state::{
     change::IptablesChange,
@@ -70,7 +69,7 @@ impl Run<'_> {
                     }
                     Variant::Nft | Variant::Legacy => {
                         let lock = self.lock.as_ref().ok_or(LockError::NotHeld)?;
-                        restore::commit(self.handles.programs, *variant, *family, &change, lock)?;
+                        self.handles.programs.iptables(*variant, *family).commit(&change, lock)?;
                     }
                 }
             }
