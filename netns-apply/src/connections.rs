@@ -105,10 +105,13 @@ pub fn sever(
         }
         for socket in &beside {
             match diag.abort(socket)? {
-                Aborted::Yes => severed.sockets += 1,
-                Aborted::Gone => {}
+                None => severed.sockets += 1,
                 // A kernel without INET_DIAG_DESTROY: make the next packet the first that it sees.
-                Aborted::Impossible => severed.tracked += tracking.forget_of(socket, &flows)?,
+                Some(Errno::EOPNOTSUPP) => {
+                    let ends = BTreeSet::from([(socket.local, socket.remote)]);
+                    severed.tracked += tracking.forget_between(socket.protocol, &ends, &flows)?;
+                }
+                Some(_) => {}
             }
         }
         severed.tracked += tracking.forget_all(forgotten)?;
@@ -159,30 +162,30 @@ pub fn unanswered_probes(sources: ProbeSources) -> Result<BTreeMap<IpAddr, usize
 /// that a plan in force would end. What connection tracking translates goes on as it is.
 pub(crate) fn kept_when_enrolled() -> Result<BTreeSet<Ends>, CloseError> {
     let flows = QuerySocket::open(NETLINK_NETFILTER, OPEN_TRACKING)?.flows()?;
-    let translated: BTreeSet<Ends> = flows
-        .iter()
-        .filter(|flow| flow.protocol == Protocol::Tcp && flow.is_translated)
-        .flat_map(Flow::ends_seen)
-        .map(|(_, local, remote)| (local, remote))
-        .collect();
+    let translated = translated(&flows);
     let sockets = QuerySocket::open(NETLINK_SOCK_DIAG, OPEN_DIAG)?.sockets()?;
-    let is_with_others = |socket: &&Inet| {
-        socket.protocol == Protocol::Tcp && socket.is_open() && !socket.remote.ip().is_loopback()
+    let is_kept = |(local, remote): &Ends| {
+        !remote.ip().is_loopback() && !translated.contains(&(Protocol::Tcp, *local, *remote))
     };
-    let open = sockets.iter().filter(is_with_others).map(|socket| (socket.local, socket.remote));
-    Ok(open.filter(|ends| !translated.contains(ends)).collect())
+    Ok(open_over_tcp(&sockets).filter(is_kept).collect())
 }
 
 /// Makes connection tracking forget these TCP connections: an entry that it had would let them go on whatever the rules are.
 pub(crate) fn forget(ends: &BTreeSet<Ends>) -> Result<(), CloseError> {
     let mut tracking = QuerySocket::open(NETLINK_NETFILTER, OPEN_TRACKING)?;
     let flows = tracking.flows()?;
-    let is_one = |flow: &&Flow| {
-        let (source, destination) = (flow.source, flow.destination);
-        let is_theirs = ends.contains(&(source, destination)) || ends.contains(&(destination, source));
-        flow.protocol == Protocol::Tcp && is_theirs
-    };
-    tracking.forget_all(flows.iter().filter(is_one)).map(drop)
+    tracking.forget_between(Protocol::Tcp, ends, &flows).map(drop)
+}
+
+/// The ends, as sockets may see them, of what is translated.
+fn translated(flows: &[Flow]) -> BTreeSet<(Protocol, SocketAddr, SocketAddr)> {
+    flows.iter().filter(|flow| flow.is_translated).flat_map(Flow::ends_seen).collect()
+}
+
+/// The TCP connections of these sockets.
+fn open_over_tcp(sockets: &[Inet]) -> impl Iterator<Item = Ends> {
+    let open = sockets.iter().filter(|socket| socket.protocol == Protocol::Tcp && socket.is_open());
+    open.map(|socket| (socket.local, socket.remote))
 }
 
 /// A socket that waits for a peer to send first: a TCP listener, or a UDP socket that is not connected.
@@ -208,7 +211,7 @@ pub fn listeners() -> Result<BTreeSet<WaitingSocket>, CloseError> {
         port: socket.local.port(),
         user: socket.user,
     };
-    Ok(diag.list(wire::list_listeners)?.into_iter().map(listener).collect())
+    Ok(diag.list(wire::waiting)?.into_iter().map(listener).collect())
 }
 
 /// A plan and its pod.
@@ -264,8 +267,7 @@ impl CloseScope {
 
     /// The sockets whose connections bypass the proxy.
     fn beside<'s>(&self, sockets: &'s [Inet], flows: &[Flow]) -> Vec<&'s Inet> {
-        let translated: BTreeSet<(Protocol, SocketAddr, SocketAddr)> =
-            flows.iter().filter(|flow| flow.is_translated).flat_map(Flow::ends_seen).collect();
+        let translated = translated(flows);
         let listeners: BTreeSet<u16> =
             sockets.iter().filter(|socket| socket.is_listener()).map(|socket| socket.local.port()).collect();
         let ends: BTreeSet<(Protocol, SocketAddr, SocketAddr)> =
@@ -343,11 +345,7 @@ impl CloseScope {
 
     /// TCP connections from outside that are tracked untranslated, and that no socket has.
     fn over<'f>(&self, sockets: &[Inet], flows: &'f [Flow]) -> Vec<&'f Flow> {
-        let alive: BTreeSet<(SocketAddr, SocketAddr)> = sockets
-            .iter()
-            .filter(|socket| socket.protocol == Protocol::Tcp && socket.is_open())
-            .map(|socket| (socket.local, socket.remote))
-            .collect();
+        let alive: BTreeSet<Ends> = open_over_tcp(sockets).collect();
         let is_over = |flow: &&Flow| {
             let Flow { protocol, source, destination, .. } = **flow;
             let opening = Opening { protocol, source, destination, by: Opener::Outside };
@@ -378,13 +376,6 @@ fn until_whole(what: &'static str, mut ask: impl FnMut() -> Result<Ended, Errno>
     Err(failed(what)(Errno::EINTR))
 }
 
-/// How an attempt to abort a socket ended.
-enum Aborted {
-    Yes,
-    Gone,
-    Impossible,
-}
-
 /// A netlink socket to ask questions on.
 struct QuerySocket(NetlinkSocket);
 
@@ -395,18 +386,18 @@ impl QuerySocket {
 
     /// All sockets of TCP and UDP.
     fn sockets(&mut self) -> Result<Vec<Inet>, CloseError> {
-        self.list(wire::list_sockets)
+        self.list(|_| wire::ALL_STATES)
     }
 
-    /// Sockets of TCP and UDP. A kernel that cannot list one kind of them has no diag module for it, and that is
+    /// Sockets of TCP and UDP in these states. A kernel that cannot list one kind of them has no diag module for it, and that is
     /// reported as an error.
-    fn list(&mut self, of: fn(u32, Family, Protocol) -> Vec<u8>) -> Result<Vec<Inet>, CloseError> {
+    fn list(&mut self, states: fn(Protocol) -> u32) -> Result<Vec<Inet>, CloseError> {
         let mut all = Vec::new();
         for (family, protocol) in Family::BOTH
             .into_iter()
             .flat_map(|family| [Protocol::Tcp, Protocol::Udp].map(|one| (family, one)))
         {
-            let question = |sequence| of(sequence, family, protocol);
+            let question = |sequence| wire::list_sockets(sequence, family, protocol, states(protocol));
             self.dump("list sockets (inet_diag)", question, &mut all, |message| {
                 Inet::read(message.payload(), protocol)
             })?;
@@ -456,46 +447,52 @@ impl QuerySocket {
         })
     }
 
-    fn order(&mut self, bytes: impl Fn(u32) -> Vec<u8>) -> Result<Result<(), Errno>, Errno> {
+    /// Has the kernel do something; returns its reason, one of the `expected`, if it did not.
+    fn order(
+        &mut self,
+        what: &'static str,
+        expected: &[Errno],
+        bytes: impl Fn(u32) -> Vec<u8>,
+    ) -> Result<Option<Errno>, CloseError> {
         let sequence = self.0.next_sequence();
-        match self.0.ask(&bytes(sequence), sequence, |_| Ok::<(), Errno>(()))? {
-            Ended::Whole | Ended::Interrupted => Ok(Ok(())),
-            Ended::Refused(answer) => Ok(Err(code(&answer))),
+        let ended = self.0.ask(&bytes(sequence), sequence, |_| Ok::<(), Errno>(())).map_err(failed(what))?;
+        match ended {
+            Ended::Whole | Ended::Interrupted => Ok(None),
+            Ended::Refused(answer) if expected.contains(&code(&answer)) => Ok(Some(code(&answer))),
+            Ended::Refused(answer) => Err(failed(what)(code(&answer))),
         }
     }
 
-    fn abort(&mut self, socket: &Inet) -> Result<Aborted, CloseError> {
-        let what = failed("abort a connection (SOCK_DESTROY)");
-        match self.order(|sequence| wire::abort(sequence, socket)).map_err(&what)? {
-            Ok(()) => Ok(Aborted::Yes),
-            Err(Errno::ENOENT) => Ok(Aborted::Gone),
-            Err(Errno::EOPNOTSUPP) => Ok(Aborted::Impossible),
-            Err(cause) => Err(what(cause)),
-        }
+    /// Aborts a socket's connection; if not, it is gone, or this kernel cannot.
+    fn abort(&mut self, socket: &Inet) -> Result<Option<Errno>, CloseError> {
+        let expected = [Errno::ENOENT, Errno::EOPNOTSUPP];
+        self.order("abort a connection (SOCK_DESTROY)", &expected, |sequence| wire::abort(sequence, socket))
     }
 
-    /// Makes the kernel forget what it tracks of a socket's connection; returns how many entries that was.
-    fn forget_of(&mut self, socket: &Inet, flows: &[Flow]) -> Result<usize, CloseError> {
-        let ends = [(socket.local, socket.remote), (socket.remote, socket.local)];
-        let of_socket = |flow: &&Flow| {
-            flow.protocol == socket.protocol && ends.contains(&(flow.source, flow.destination))
+    /// Makes the kernel forget what it tracks of connections with these ends, whichever opened them; returns how many entries that was.
+    fn forget_between(
+        &mut self,
+        protocol: Protocol,
+        ends: &BTreeSet<Ends>,
+        flows: &[Flow],
+    ) -> Result<usize, CloseError> {
+        let is_one = |flow: &&Flow| {
+            let Flow { source, destination, .. } = **flow;
+            let is_theirs = ends.contains(&(source, destination)) || ends.contains(&(destination, source));
+            flow.protocol == protocol && is_theirs
         };
-        self.forget_all(flows.iter().filter(of_socket))
+        self.forget_all(flows.iter().filter(is_one))
     }
 
     /// Makes the kernel forget these; returns how many it still knew.
     fn forget_all<'f>(&mut self, flows: impl IntoIterator<Item = &'f Flow>) -> Result<usize, CloseError> {
-        flows.into_iter().map(|flow| self.forget(flow).map(usize::from)).sum()
-    }
-
-    /// True if an entry was deleted.
-    fn forget(&mut self, flow: &Flow) -> Result<bool, CloseError> {
-        let what = failed("forget a tracked connection (ctnetlink)");
-        match self.order(|sequence| wire::forget(sequence, flow)).map_err(&what)? {
-            Ok(()) => Ok(true),
-            Err(Errno::ENOENT) => Ok(false),
-            Err(cause) => Err(what(cause)),
+        const WHAT: &str = "forget a tracked connection (ctnetlink)";
+        let mut forgotten = 0;
+        for flow in flows {
+            let refused = self.order(WHAT, &[Errno::ENOENT], |sequence| wire::forget(sequence, flow))?;
+            forgotten += usize::from(refused.is_none());
         }
+        Ok(forgotten)
     }
 }
 

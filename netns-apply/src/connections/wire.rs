@@ -3,12 +3,10 @@
 //! The library for sock_diag can list sockets but not destroy them; none for ctnetlink can delete.
 
 use crate::socket::{attributes, message};
+use netlink_packet_core::{NLM_F_ACK, NLM_F_DUMP, NLM_F_REQUEST};
 use redirect_core::{Family, rule::Protocol};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-const REQUEST: u16 = 0x1;
-const ACK: u16 = 0x4;
-const DUMP: u16 = 0x300;
 const SOCK_DIAG_BY_FAMILY: u16 = 20;
 const SOCK_DESTROY: u16 = 21;
 const CONNTRACK: u16 = 1 << 8;
@@ -22,7 +20,7 @@ mod state {
     pub(super) const LISTEN: u8 = 10;
 }
 
-const ALL_STATES: u32 = u32::MAX;
+pub(super) const ALL_STATES: u32 = u32::MAX;
 const AF_INET6: u8 = 10;
 /// Where `inet_diag_msg` has its `inet_diag_sockid`.
 const ID: std::ops::Range<usize> = 4..52;
@@ -161,28 +159,26 @@ impl Flow {
     }
 }
 
-/// All sockets of a protocol.
-pub(super) fn list_sockets(sequence: u32, of: Family, protocol: Protocol) -> Vec<u8> {
-    list_in_states(sequence, of, protocol, ALL_STATES)
-}
-
-/// The sockets of a protocol that wait for a peer to send first. The kernel keeps TCP listeners apart, and does not walk through all the
+/// The states of sockets that wait for a peer to send first. The kernel keeps TCP listeners apart, and does not walk through all the
 /// machine's connections to find them.
-pub(super) fn list_listeners(sequence: u32, of: Family, protocol: Protocol) -> Vec<u8> {
-    let state = if protocol == Protocol::Tcp { state::LISTEN } else { state::CLOSED };
-    list_in_states(sequence, of, protocol, 1 << state)
+pub(super) const fn waiting(protocol: Protocol) -> u32 {
+    match protocol {
+        Protocol::Tcp => 1 << state::LISTEN,
+        Protocol::Udp => 1 << state::CLOSED,
+    }
 }
 
-fn list_in_states(sequence: u32, of: Family, protocol: Protocol, states: u32) -> Vec<u8> {
+/// The sockets of a protocol in these states, a bit for each.
+pub(super) fn list_sockets(sequence: u32, of: Family, protocol: Protocol, states: u32) -> Vec<u8> {
     let question = diag(of.number(), protocol, states, &[0; 48]);
-    message(SOCK_DIAG_BY_FAMILY, REQUEST | DUMP, sequence, &question)
+    message(SOCK_DIAG_BY_FAMILY, NLM_F_REQUEST | NLM_F_DUMP, sequence, &question)
 }
 
 /// Ends a socket's connection.
 pub(super) fn abort(sequence: u32, socket: &Inet) -> Vec<u8> {
     message(
         SOCK_DESTROY,
-        REQUEST | ACK,
+        NLM_F_REQUEST | NLM_F_ACK,
         sequence,
         &diag(socket.family, socket.protocol, ALL_STATES, &socket.id),
     )
@@ -190,12 +186,17 @@ pub(super) fn abort(sequence: u32, socket: &Inet) -> Vec<u8> {
 
 /// All that is tracked.
 pub(super) fn list_flows(sequence: u32, of: Family) -> Vec<u8> {
-    message(GET_FLOWS, REQUEST | DUMP, sequence, &[of.number(), 0, 0, 0])
+    message(GET_FLOWS, NLM_F_REQUEST | NLM_F_DUMP, sequence, &[of.number(), 0, 0, 0])
 }
 
 /// Forgets a tracked connection.
 pub(super) fn forget(sequence: u32, flow: &Flow) -> Vec<u8> {
-    message(DELETE_FLOW, REQUEST | ACK, sequence, &[&[flow.family, 0, 0, 0], flow.name.as_slice()].concat())
+    message(
+        DELETE_FLOW,
+        NLM_F_REQUEST | NLM_F_ACK,
+        sequence,
+        &[&[flow.family, 0, 0, 0], flow.name.as_slice()].concat(),
+    )
 }
 
 /// `inet_diag_req_v2`
