@@ -289,12 +289,7 @@ impl RawSettings {
     pub fn read_ambient_annotations<'a>(&mut self, annotation: impl Fn(&'static str) -> Option<&'a str>) {
         let may_limit = parse_bool(self.get(Key::AmbientCaptureScope).0) == Ok(true);
         let counts = |setting: &&Setting| may_limit || !scope::is_of_owners(setting);
-        for setting in Setting::AMBIENT.iter().filter(counts) {
-            let said = setting.annotations.iter().find_map(|name| Some((*name, annotation(name)?)));
-            if let Some((name, text)) = said {
-                self.set(setting.key, alloc::string::String::from(text), Source::Annotation(name));
-            }
-        }
+        self.read_annotations(Setting::AMBIENT.iter().filter(counts), annotation);
     }
 }
 

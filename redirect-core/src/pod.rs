@@ -344,13 +344,7 @@ impl PodFacts {
     #[must_use]
     pub fn settings(&self, base: RawSettings) -> RawSettings {
         let mut raw = base;
-        for setting in Setting::ALL {
-            let said =
-                setting.annotations.iter().find_map(|name| Some((*name, self.annotations.get(*name)?)));
-            if let Some((name, text)) = said {
-                raw.set(setting.key, text.clone(), Source::Annotation(name));
-            }
-        }
+        raw.read_annotations(Setting::ALL.iter(), |name| self.annotations.get(name).map(String::as_str));
         if let Some(proxy) = &self.proxy {
             proxy_settings(proxy, &mut raw);
         }

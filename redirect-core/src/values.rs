@@ -210,11 +210,11 @@ pub(crate) fn decimal(text: &str, what: &'static str, min: u32, max: u32) -> Res
     if text.len() > 1 && text.starts_with('0') {
         return Err(Problem::LeadingZero);
     }
-    let number = text.parse::<u32>().map_err(|_| Problem::OutOfRange { what, min, max })?;
-    if number < min || number > max {
-        return Err(Problem::OutOfRange { what, min, max });
-    }
-    Ok(number)
+    text.parse().ok().filter(|number| (min..=max).contains(number)).ok_or(Problem::OutOfRange {
+        what,
+        min,
+        max,
+    })
 }
 
 /// Like [`decimal`], and `0x` introduces a hexadecimal number, as iptables reads it.
@@ -225,10 +225,8 @@ fn decimal_or_hex(text: &str, what: &'static str, min: u32, max: u32) -> Result<
     if digits.is_empty() || !digits.bytes().all(|b| b.is_ascii_hexdigit()) {
         return Err(Problem::NotANumber);
     }
-    match u32::from_str_radix(digits, 16) {
-        Ok(number) if (min..=max).contains(&number) => Ok(number),
-        Ok(_) | Err(_) => Err(Problem::OutOfRange { what, min, max }),
-    }
+    let number = u32::from_str_radix(digits, 16).ok().filter(|number| (min..=max).contains(number));
+    number.ok_or(Problem::OutOfRange { what, min, max })
 }
 
 /// A port something listens on: 1 to 65535.
@@ -643,13 +641,11 @@ impl Cidrs {
             return Err(Problem::StarInList);
         }
         let Some((address, prefix)) = text.rsplit_once('/') else {
-            return Err(text.parse::<IpAddr>().map_or(Problem::NotACidr, |address| {
-                let bits = if address.is_ipv4() { 32 } else { 128 };
-                Problem::NoPrefix(alloc::format!("{address}/{bits}"))
-            }));
+            let of_host = |address| Problem::NoPrefix(IpNet::from(address).to_string());
+            return Err(text.parse::<IpAddr>().map_or(Problem::NotACidr, of_host));
         };
         let address: IpAddr = address.parse().map_err(|_| Problem::NotACidr)?;
-        let bits: u8 = if address.is_ipv4() { 32 } else { 128 };
+        let bits = IpNet::from(address).max_prefix_len();
         let length = decimal(prefix, "prefix lengths", 0, 255).map_err(|_| Problem::NotACidr)?;
         let length = u8::try_from(length).map_err(|_| Problem::NotACidr)?;
         IpNet::new(address, length).map(|net| net.trunc()).map_err(|_| Problem::PrefixTooLong(bits))

@@ -43,13 +43,8 @@ impl Key {
     /// the variable of the pod's proxy container.
     #[must_use]
     pub fn json_name(self) -> &'static str {
-        name(self.setting())
+        self.setting().first_name()
     }
-}
-
-fn name(setting: &Setting) -> &'static str {
-    let names = setting.flag.iter().chain(setting.env).chain(setting.annotations).chain(&setting.proxy_env);
-    names.copied().next().unwrap_or_default()
 }
 
 /// Fails where something was said that is not a setting's ([`RawSettings::refuse`]).
@@ -72,7 +67,7 @@ impl<'de> Deserialize<'de> for RawSettings {
         }
         let mut raw = if document.pod { Self::for_pod() } else { Self::new() };
         for (setting, Said { value, source }) in document.settings {
-            let row = Setting::ALL.iter().find(|row| name(row) == setting);
+            let row = Setting::ALL.iter().find(|row| row.first_name() == setting);
             let row = row.ok_or_else(|| de::Error::custom(format_args!("{setting:?} is not a setting")))?;
             let source = source.known(row).ok_or_else(|| {
                 let name = source.name.as_ref().unwrap_or(&source.kind);

@@ -28,8 +28,7 @@ pub(super) fn rules(r: &Redirect) -> Vec<PlannedRule> {
     rules.output_hook();
     rules.excluded_outbound_ports(r);
     rules.passthrough();
-    rules.proxy_users(r);
-    rules.proxy_groups(r);
+    rules.proxy_owners(r);
     rules.owner_groups(r);
     rules.dns_capture(r);
     rules.loopback(r);
@@ -175,47 +174,40 @@ impl RuleListBuilder<'_> {
         group.append_for_each(NAT_OUTPUT, passed, &Target::Return);
     }
 
-    fn proxy_users(&mut self, r: &Redirect) {
+    fn proxy_owners(&mut self, r: &Redirect) {
+        let tunnel = r.tunnel_port();
+        let ports_of_users = if *r.dns() == DnsCapture::Off {
+            not_to_port(tunnel)
+        } else {
+            Match::DestinationPorts(Equality::not_equals(vec![DNS, tunnel.into()]))
+        };
         for uid in r.proxy_uids() {
-            let ports = if *r.dns() == DnsCapture::Off {
-                not_to_port(r.tunnel_port())
-            } else {
-                Match::DestinationPorts(Equality::not_equals(vec![DNS, r.tunnel_port().into()]))
-            };
-            let (owned, not_owned) =
-                (Match::OwnerUid(Equality::equals(*uid)), Match::OwnerUid(Equality::not_equals(*uid)));
-            self.proxy_owner(r, Key::ProxyUid, &ports, owned, not_owned);
+            let owner = |not| Match::OwnerUid(Equality { value: *uid, not });
+            self.proxy_owner(r, Key::ProxyUid, &ports_of_users, owner);
         }
-    }
-
-    fn proxy_groups(&mut self, r: &Redirect) {
         for gid in r.proxy_gids() {
-            let (owned, not_owned) =
-                (Match::OwnerGid(Equality::equals(*gid)), Match::OwnerGid(Equality::not_equals(*gid)));
-            self.proxy_owner(r, Key::ProxyGid, &not_to_port(r.tunnel_port()), owned, not_owned);
+            let owner = |not| Match::OwnerGid(Equality { value: *gid, not });
+            self.proxy_owner(r, Key::ProxyGid, &not_to_port(tunnel), owner);
         }
     }
 
-    /// The proxy calling itself is inbound; the application calling itself, and the proxy's own calls, are not captured.
-    fn proxy_owner(&mut self, r: &Redirect, setting: Key, ports: &Match, owned: Match, not_owned: Match) {
+    /// For an owner, whom a condition asks for, or with true for all but him. The proxy calling itself is inbound; the application calling itself, and the proxy's own calls, are not captured.
+    fn proxy_owner(&mut self, r: &Redirect, setting: Key, ports: &Match, owner: impl Fn(bool) -> Match) {
         let group = self.group(setting, "the proxy calling its own pod is an inbound call");
         let called =
-            |family| [out_by_loopback(), not_to(r.loopback(family)), tcp(), ports.clone(), owned.clone()];
+            |family| [out_by_loopback(), not_to(r.loopback(family)), tcp(), ports.clone(), owner(false)];
         group.append_for_each(NAT_OUTPUT, called, &IN_REDIRECT);
         if !includes_loopback(r) {
             let mut group = self.group(setting, "the application calling itself, not captured");
             if *r.dns() == DnsCapture::Off {
-                group.append(NAT_OUTPUT, [out_by_loopback(), not_owned], Target::Return);
+                group.append(NAT_OUTPUT, [out_by_loopback(), owner(true)], Target::Return);
             } else {
-                let matches = [out_by_loopback(), tcp(), not_to_port(DNS), not_owned];
+                let matches = [out_by_loopback(), tcp(), not_to_port(DNS), owner(true)];
                 group.append(NAT_OUTPUT, matches, Target::Return);
             }
         }
-        self.group(setting, "the proxy's own calls, not captured").append(
-            NAT_OUTPUT,
-            [owned],
-            Target::Return,
-        );
+        let mut group = self.group(setting, "the proxy's own calls, not captured");
+        group.append(NAT_OUTPUT, [owner(false)], Target::Return);
     }
 
     fn owner_groups(&mut self, r: &Redirect) {

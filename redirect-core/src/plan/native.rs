@@ -45,8 +45,7 @@ impl Ranges {
     }
 
     fn of_ports(ports: &[PortRange]) -> Self {
-        let all = ports.iter().map(|range| (u128::from(range.first()), u128::from(range.last())));
-        Self::new(SetKind::Ports, all.collect())
+        Self::new(SetKind::Ports, ports.iter().map(keys).collect())
     }
 
     /// What they are ranges of.
@@ -185,36 +184,30 @@ fn candidate(planned: &PlannedRule) -> Option<(Shape<'_>, usize, (u128, u128))> 
     let find = |of: fn(&Match) -> Option<Span>| {
         matches.iter().enumerate().find_map(|(index, condition)| Some((index, of(condition)?)))
     };
-    let (variable, Span { kind, range }) = find(Span::of_destination).or_else(|| find(Span::of_port))?;
+    let (variable, (kind, range)) = find(of_destination).or_else(|| find(of_port))?;
     let others = matches.iter().enumerate().filter(|(index, _)| *index != variable).map(|(_, other)| other);
     Some((Shape { scope: planned.scope, kind, others: others.collect() }, variable, range))
 }
 
 /// What a condition covers, as a range of keys.
-struct Span {
-    kind: SetKind,
-    range: (u128, u128),
+type Span = (SetKind, (u128, u128));
+
+fn of_destination(condition: &Match) -> Option<Span> {
+    let Match::Destination(Equality { value, not: false }) = condition else { return None };
+    let (first, last) = match value {
+        IpNet::V4(net) => (u32::from(net.network()).into(), u32::from(net.broadcast()).into()),
+        IpNet::V6(net) => (net.network().into(), net.broadcast().into()),
+    };
+    Some((SetKind::Addresses(Family::of(&value.addr())), (first, last)))
 }
 
-impl Span {
-    fn of_destination(condition: &Match) -> Option<Self> {
-        let Match::Destination(Equality { value, not: false }) = condition else { return None };
-        Some(match value {
-            IpNet::V4(net) => Self {
-                kind: SetKind::Addresses(Family::V4),
-                range: (u128::from(u32::from(net.network())), u128::from(u32::from(net.broadcast()))),
-            },
-            IpNet::V6(net) => Self {
-                kind: SetKind::Addresses(Family::V6),
-                range: (u128::from(net.network()), u128::from(net.broadcast())),
-            },
-        })
-    }
+fn of_port(condition: &Match) -> Option<Span> {
+    let Match::DestinationPort(Equality { value, not: false }) = condition else { return None };
+    Some((SetKind::Ports, keys(value)))
+}
 
-    fn of_port(condition: &Match) -> Option<Self> {
-        let Match::DestinationPort(Equality { value, not: false }) = condition else { return None };
-        Some(Self { kind: SetKind::Ports, range: (u128::from(value.first()), u128::from(value.last())) })
-    }
+fn keys(ports: &PortRange) -> (u128, u128) {
+    (ports.first().into(), ports.last().into())
 }
 
 #[cfg(test)]

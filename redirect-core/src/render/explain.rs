@@ -1,6 +1,6 @@
 //! A plan for people: what each rule is for, and who asked for it.
 
-use super::commands::routing_commands;
+use super::{commands::routing_commands, line};
 use crate::{
     plan::{PlannedRule, RulePlan},
     rule::{Chain, Scope, Table},
@@ -12,7 +12,6 @@ use alloc::{
     string::{String, ToString},
     vec::Vec,
 };
-use core::fmt::Write;
 
 /// A chain of a plan with its rules, or its routing.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -48,11 +47,10 @@ impl RulePlan {
     pub fn explain(&self) -> String {
         let mut text = String::new();
         for Section { title, lines } in self.sections() {
-            // Writing to a string cannot fail.
-            let _ = writeln!(text, "{title}");
-            for (line, reason) in lines {
+            line(&mut text, format_args!("{title}"));
+            for (rule, reason) in lines {
                 let reason = if reason.is_empty() { reason } else { format!("  # {reason}") };
-                let _ = writeln!(text, "  {line}{reason}");
+                line(&mut text, format_args!("  {rule}{reason}"));
             }
         }
         text

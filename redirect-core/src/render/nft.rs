@@ -1,5 +1,6 @@
 //! Text for `nft -f`: native tables that hold a plan's rules for both families.
 
+use super::line;
 use crate::{
     options::NativeForm,
     plan::{
@@ -59,16 +60,14 @@ impl RulePlan {
         let mut text = removal(&self.data_plane().nft_tables());
         for (table, chains) in self.merged_rules() {
             let name = self.data_plane().nft_table(table);
-            line(&mut text, &format!("add table inet {name}"));
+            line(&mut text, format_args!("add table inet {name}"));
             for chain in chains.keys() {
-                line(&mut text, &format!("add chain inet {name} {}", chain_declaration(table, chain)));
+                line(&mut text, format_args!("add chain inet {name} {}", chain_declaration(table, chain)));
             }
             for (chain, rules) in &chains {
                 for rule in Line::of(rules, form) {
-                    line(
-                        &mut text,
-                        &format!("add rule inet {name} {} {}", chain.nft_name(), line_text(&rule)),
-                    );
+                    let (chain, rule) = (chain.nft_name(), line_text(&rule));
+                    line(&mut text, format_args!("add rule inet {name} {chain} {rule}"));
                 }
             }
         }
@@ -80,15 +79,10 @@ impl RulePlan {
 fn removal(tables: &[&str]) -> String {
     let mut text = String::new();
     for name in tables {
-        line(&mut text, &format!("add table inet {name}"));
-        line(&mut text, &format!("delete table inet {name}"));
+        line(&mut text, format_args!("add table inet {name}"));
+        line(&mut text, format_args!("delete table inet {name}"));
     }
     text
-}
-
-fn line(text: &mut String, words: &str) {
-    text.push_str(words);
-    text.push('\n');
 }
 
 /// Chains of hooks say their type, hook and priority: those of iptables.
@@ -225,12 +219,9 @@ fn interface(name: &InterfaceName) -> String {
     format!("\"{}{}\"", name.name(), if name.is_prefix() { "*" } else { "" })
 }
 
+/// With a dash where iptables has a colon.
 fn ports(range: PortRange) -> String {
-    if range.first() == range.last() {
-        range.first().to_string()
-    } else {
-        format!("{}-{}", range.first(), range.last())
-    }
+    range.to_string().replace(':', "-")
 }
 
 fn target_text(target: &Target, scope: Scope) -> String {

@@ -1,11 +1,12 @@
 //! Text for `iptables-restore --noflush`, in the words iptables-save prints.
 
+use super::line;
 use crate::{
     plan::FamilyRules,
     rule::{ConnState, Equality, Match, Protocol, Rule, Table, Target, TcpFlags, Tracked},
 };
 use alloc::string::{String, ToString};
-use core::fmt::{self, Write};
+use core::fmt;
 use ipnet::IpNet;
 
 impl FamilyRules {
@@ -40,11 +41,6 @@ fn table_text(table: Table, rules: &FamilyRules, text: &mut String) {
         }
     }
     text.push_str("COMMIT\n");
-}
-
-fn line(text: &mut String, words: fmt::Arguments<'_>) {
-    // Writing to a string cannot fail.
-    let _ = writeln!(text, "{words}");
 }
 
 impl Rule {

@@ -74,6 +74,20 @@ impl RawSettings {
         }
     }
 
+    /// Takes what annotations say of these settings, over whatever was said before. Of a setting's annotations an earlier one wins.
+    pub(crate) fn read_annotations<'a>(
+        &mut self,
+        settings: impl Iterator<Item = &'static Setting>,
+        annotation: impl Fn(&'static str) -> Option<&'a str>,
+    ) {
+        for setting in settings {
+            let said = setting.annotations.iter().find_map(|name| Some((*name, annotation(name)?)));
+            if let Some((name, text)) = said {
+                self.set(setting.key, String::from(text), Source::Annotation(name));
+            }
+        }
+    }
+
     /// Says something about a setting, over whatever was said before.
     pub fn set(&mut self, key: Key, text: impl Into<Cow<'static, str>>, source: Source) {
         self.values.insert(key, (text.into(), source));

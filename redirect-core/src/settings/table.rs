@@ -154,11 +154,14 @@ impl Setting {
     pub fn name(&self) -> Cow<'static, str> {
         match self.flag {
             Some(flag) => Cow::Owned(alloc::format!("--{flag}")),
-            None => {
-                let names = self.env.iter().chain(self.annotations).chain(&self.proxy_env);
-                Cow::Borrowed(names.copied().next().unwrap_or_default())
-            }
+            None => Cow::Borrowed(self.first_name()),
         }
+    }
+
+    /// The same, a flag without its dashes.
+    pub(crate) fn first_name(&self) -> &'static str {
+        let names = self.flag.iter().chain(self.env).chain(self.annotations).chain(&self.proxy_env);
+        names.copied().next().unwrap_or_default()
     }
 }
 
