@@ -13,10 +13,9 @@ mod owners;
 mod wire;
 
 use crate::{
-    facts,
     netlink::NetlinkError,
     netns::Netns,
-    routes::Addresses,
+    routes::{Addresses, RouteSocket},
     socket::{Ended, NetlinkSocket, code},
     system_error::SystemError,
 };
@@ -227,8 +226,9 @@ struct CloseScope {
 impl CloseScope {
     /// The calling thread's network namespace.
     fn here(plan: &RulePlan) -> Result<Self, CloseError> {
-        let addresses =
-            facts::addresses_and_interfaces().map_err(|cause| CloseError::Addresses(cause.to_string()))?;
+        let routes = RouteSocket::open(usize::MAX);
+        let addresses = routes.and_then(|mut routes| routes.addresses_and_interfaces());
+        let addresses = addresses.map_err(|cause| CloseError::Addresses(cause.to_string()))?;
         Ok(Self {
             captures: Captures::of(plan),
             addresses,

@@ -1,6 +1,6 @@
 //! What a plan depends on in a network namespace and its files.
 
-use crate::routes::{Addresses, RouteError, RouteSocket};
+use crate::routes::{RouteError, RouteSocket};
 use nix::fcntl::OFlag;
 use redirect_core::settings::{NameLookup, NamespaceFacts, RawSettings, id_in_passwd, nameservers};
 use redirect_core::{AmbientRedirect, Families};
@@ -67,13 +67,6 @@ impl Ipv6 {
             Self::Nowhere => redirect.with_families(Families::V4),
         }
     }
-}
-
-/// The interfaces of [`RouteSocket::interfaces`], and all addresses in no order that means anything.
-pub(crate) fn addresses_and_interfaces() -> Result<Addresses, RouteError> {
-    let mut routes = RouteSocket::open(usize::MAX)?;
-    let links = routes.links()?;
-    routes.addresses_and_interfaces(&links)
 }
 
 fn servers_in(path: &Path) -> io::Result<Vec<IpAddr>> {

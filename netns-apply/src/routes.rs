@@ -198,12 +198,12 @@ impl RouteSocket {
         Question { bytes: socket::message(kind, flags, sequence, payload), sequence }
     }
 
-    fn message(&mut self, message: &RouteNetlinkMessage, flags: u16) -> Question {
+    fn message(&mut self, message: RouteNetlinkMessage, flags: u16) -> Question {
         let sequence = self.socket.next_sequence();
         let mut header = NetlinkHeader::default();
         header.flags = flags;
         header.sequence_number = sequence;
-        let mut packet = NetlinkMessage::new(header, NetlinkPayload::from(message.clone()));
+        let mut packet = NetlinkMessage::new(header, NetlinkPayload::from(message));
         packet.finalize();
         let mut bytes = vec![0; packet.buffer_len()];
         packet.serialize(&mut bytes);
@@ -253,10 +253,11 @@ impl<'a> Dumped<'a> {
         header.message_type = message.kind;
         Some(Self { payload, message: RouteNetlinkMessage::deserialize(&header, payload).ok()? })
     }
+}
 
-    fn found(&self, item: RoutingItem, flaw: Option<String>) -> FoundRouting {
-        FoundRouting { item, flaw, marked_for_removal: false, message: self.payload.to_vec() }
-    }
+/// What is found in a message.
+fn found(item: RoutingItem, payload: &[u8]) -> FoundRouting {
+    FoundRouting { item, flaw: None, marked_for_removal: false, message: payload.to_vec() }
 }
 
 const fn family_of(family: AddressFamily) -> Option<Family> {
@@ -318,5 +319,5 @@ fn local_default(family: Family, dumped: &Dumped<'_>) -> Option<FoundRouting> {
         route.attributes.iter().find_map(|a| if let RouteAttribute::Table(n) = a { Some(*n) } else { None });
     let table = RouteTable::new(wide.unwrap_or_else(|| u32::from(route.header.table)))?;
     let local = route.header.kind == RouteType::Local && route.header.destination_prefix_length == 0;
-    (local && by_lo).then(|| dumped.found(RoutingItem::Route(family, table), None))
+    (local && by_lo).then(|| found(RoutingItem::Route(family, table), dumped.payload))
 }

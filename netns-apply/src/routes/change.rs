@@ -28,7 +28,8 @@ mod kind {
     pub(super) const NEW_RULE: u16 = 32;
 }
 
-/// The kernel's errors for something that is gone.
+/// The kernel's errors for something that is there already, and for something that is gone.
+const THERE: [Errno; 1] = [Errno::EEXIST];
 const GONE: [Errno; 3] = [Errno::ENOENT, Errno::ESRCH, Errno::EADDRNOTAVAIL];
 /// How often it is corrected what taking a change back has done.
 const MOST_CORRECTIONS: usize = 2;
@@ -56,8 +57,8 @@ impl RouteSocket {
                 (RouteNetlinkMessage::NewAddress(passthrough_address()), ADD | NLM_F_EXCL)
             }
         };
-        let question = self.message(&message, flags);
-        self.made(&question, || format!("add {item}"))
+        let question = self.message(message, flags);
+        self.order(&question, &THERE, format!("add {item}"))
     }
 
     /// Takes a change back, as far as the kernel holds something else than `before`. The kernel is asked afterwards, because it may have
@@ -87,19 +88,19 @@ impl RouteSocket {
     pub(crate) fn remove(&mut self, found: &FoundRouting) -> Result<(), RouteError> {
         // The kernel's message about it is sent back. The types of messages come in threes: new, delete, get.
         let question = self.question(kind_of(found.item).saturating_add(1), REMOVE, &found.message);
-        self.removed(&question, || format!("remove {}", found.item))
+        self.order(&question, &GONE, format!("remove {}", found.item)).map(drop)
     }
 
     /// Adds a policy rule for probes.
     pub(crate) fn add_branch_rule(&mut self, of: &PolicyRule) -> Result<(), RouteError> {
         let message = RouteNetlinkMessage::NewRule(rule(of, Some(of.priority)));
-        self.ensure(&message, || format!("add the policy rule {}", branch_rule::words(of)))
+        self.ensure(message, format!("add the policy rule {}", branch_rule::words(of)))
     }
 
     /// Removes one; what is gone already is fine.
     pub(crate) fn remove_branch_rule(&mut self, of: &PolicyRule) -> Result<(), RouteError> {
         let message = RouteNetlinkMessage::DelRule(rule(of, Some(of.priority)));
-        self.end(&message, || format!("remove the policy rule {}", branch_rule::words(of)))
+        self.end(message, format!("remove the policy rule {}", branch_rule::words(of)))
     }
 
     /// Switches `lo` on.
@@ -108,35 +109,27 @@ impl RouteSocket {
         link.header.index = LOOPBACK;
         link.header.flags = LinkFlags::Up;
         link.header.change_mask = LinkFlags::Up;
-        let question = self.message(&RouteNetlinkMessage::SetLink(link), NLM_F_REQUEST | NLM_F_ACK);
-        self.acknowledged(&question).map_err(|cause| cause.of("switch lo on".to_owned()))
+        let question = self.message(RouteNetlinkMessage::SetLink(link), NLM_F_REQUEST | NLM_F_ACK);
+        self.order(&question, &[], "switch lo on".to_owned()).map(drop)
     }
 
     /// Has the namespace deliver to itself what is for an address, from now on. With the address itself, the kernel would begin with that some time after
     /// its answer, if it is of IPv6 (addrconf.c, `addrconf_dad_work`).
     pub fn add_local_route(&mut self, to: IpAddr) -> Result<(), RouteError> {
         let route = route_by_lo(Family::of(&to), Some(to), RouteTables::LOCAL, RouteType::Local);
-        self.ensure(&RouteNetlinkMessage::NewRoute(route), || format!("add the route local {to} dev lo"))
+        self.ensure(RouteNetlinkMessage::NewRoute(route), format!("add the route local {to} dev lo"))
     }
 
     /// Makes what a message describes; that it exists is fine.
-    pub(super) fn ensure(
-        &mut self,
-        message: &RouteNetlinkMessage,
-        what: impl Fn() -> String,
-    ) -> Result<(), RouteError> {
+    pub(super) fn ensure(&mut self, message: RouteNetlinkMessage, what: String) -> Result<(), RouteError> {
         let question = self.message(message, ADD | NLM_F_EXCL);
-        self.made(&question, what).map(drop)
+        self.order(&question, &THERE, what).map(drop)
     }
 
     /// Removes what a message describes; what is gone already is fine.
-    pub(super) fn end(
-        &mut self,
-        message: &RouteNetlinkMessage,
-        what: impl Fn() -> String,
-    ) -> Result<(), RouteError> {
+    pub(super) fn end(&mut self, message: RouteNetlinkMessage, what: String) -> Result<(), RouteError> {
         let question = self.message(message, REMOVE);
-        self.removed(&question, what)
+        self.order(&question, &GONE, what).map(drop)
     }
 
     /// Replaces this policy rule with one that is marked for removal.
@@ -152,51 +145,20 @@ impl RouteSocket {
 
     fn make(&mut self, found: &FoundRouting) -> Result<(), RouteError> {
         let question = self.question(kind_of(found.item), ADD, &found.message);
-        self.made(&question, || format!("put back {}", found.item)).map(drop)
+        self.order(&question, &THERE, format!("put back {}", found.item)).map(drop)
     }
 
-    /// False if it existed.
-    fn made(&mut self, question: &Question, what: impl Fn() -> String) -> Result<bool, RouteError> {
-        match self.acknowledged(question) {
-            Ok(()) => Ok(true),
-            Err(Unacknowledged::Refused(Errno::EEXIST)) => Ok(false),
-            Err(cause) => Err(cause.of(what())),
+    /// Has the kernel make a change; false if it refuses for one of these reasons, which are fine.
+    fn order(&mut self, question: &Question, fine: &[Errno], what: String) -> Result<bool, RouteError> {
+        if let Err(cause) = self.socket.send(&question.bytes) {
+            return Err(RouteError::refused(what, cause));
         }
-    }
-
-    fn removed(&mut self, question: &Question, what: impl Fn() -> String) -> Result<(), RouteError> {
-        match self.acknowledged(question) {
-            Ok(()) => Ok(()),
-            Err(Unacknowledged::Refused(cause)) if GONE.contains(&cause) => Ok(()),
-            Err(cause) => Err(cause.of(what())),
-        }
-    }
-
-    fn acknowledged(&mut self, question: &Question) -> Result<(), Unacknowledged> {
-        // What is not sent is not done.
-        self.socket.send(&question.bytes).map_err(Unacknowledged::Refused)?;
         match self.socket.answer(question.sequence, |_| Ok::<(), Errno>(())) {
-            Ok(Ended::Whole | Ended::Interrupted) => Ok(()),
-            Ok(Ended::Refused(answer)) => Err(Unacknowledged::Refused(code(&answer))),
-            Err(cause) => Err(Unacknowledged::Lost(cause)),
-        }
-    }
-}
-
-/// Why the kernel has not confirmed a change.
-#[derive(Debug, Clone, Copy)]
-enum Unacknowledged {
-    /// It was not made.
-    Refused(Errno),
-    /// It may have been made, but the kernel's answer could not be read.
-    Lost(Errno),
-}
-
-impl Unacknowledged {
-    fn of(self, what: String) -> RouteError {
-        match self {
-            Self::Refused(cause) => RouteError::refused(what, cause),
-            Self::Lost(cause) => RouteError { what, cause, may_be_done: true },
+            Ok(Ended::Whole | Ended::Interrupted) => Ok(true),
+            Ok(Ended::Refused(answer)) if fine.contains(&code(&answer)) => Ok(false),
+            Ok(Ended::Refused(answer)) => Err(RouteError::refused(what, code(&answer))),
+            // It may have been made.
+            Err(cause) => Err(RouteError { what, cause, may_be_done: true }),
         }
     }
 }

@@ -1,6 +1,6 @@
 //! The interfaces of a network namespace and their addresses, as far as routing, hooks and packets depend on them.
 
-use super::{LOOPBACK, ListRequest, RouteError, RouteSocket};
+use super::{LOOPBACK, ListRequest, RouteError, RouteSocket, found};
 use crate::socket::{attributes, number_attribute};
 use netfilter_state::{
     netlink::Message,
@@ -120,8 +120,7 @@ impl RouteSocket {
     /// # Errors
     /// The kernel does not report it.
     pub fn interfaces(&mut self) -> Result<Vec<String>, RouteError> {
-        let links = self.links()?;
-        Ok(self.addresses_and_interfaces(&links)?.interfaces)
+        Ok(self.addresses_and_interfaces()?.interfaces)
     }
 
     /// The interfaces of the namespace.
@@ -147,8 +146,8 @@ impl RouteSocket {
     }
 
     /// The addresses of the namespace, and the interfaces through which it reaches other hosts.
-    pub(crate) fn addresses_and_interfaces(&mut self, links: &Links) -> Result<Addresses, RouteError> {
-        Ok(links.addresses(&self.assigned()?))
+    pub(crate) fn addresses_and_interfaces(&mut self) -> Result<Addresses, RouteError> {
+        Ok(self.links()?.addresses(&self.assigned()?))
     }
 
     /// The addresses of the namespace. No privilege is needed.
@@ -205,12 +204,7 @@ pub(super) fn address(payload: &[u8]) -> Option<Assigned> {
     let is_tentative = payload.get(2).is_some_and(|flags| flags & TENTATIVE != 0 && flags & OPTIMISTIC == 0);
     let index = number(payload, 4)?;
     let is_passthrough = index == LOOPBACK && address == Family::PASSTHROUGH_V6;
-    let of_mesh = is_passthrough.then(|| FoundRouting {
-        item: RoutingItem::LoopbackAddress,
-        flaw: None,
-        marked_for_removal: false,
-        message: payload.to_vec(),
-    });
+    let of_mesh = is_passthrough.then(|| found(RoutingItem::LoopbackAddress, payload));
     Some(Assigned { index, address, is_tentative, of_mesh })
 }
 

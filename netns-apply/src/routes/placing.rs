@@ -79,14 +79,14 @@ impl RouteSocket {
         plan: &RulePlan,
         links: &Links,
     ) -> Result<(Placement, RouteTables), RouteError> {
-        let mut tables = self.tables_with(links)?;
+        let mut tables = self.routing(links)?.tables;
         let mut placement = Placement::of(plan, &tables, |packet| self.delivers(packet, links));
         for _ in 0..MOST_TRIES {
             if placement.obstacle.is_none() && placement.flaws.is_empty() {
                 break;
             }
             // The kernel answers for the moment at which it is asked; another run may have added or removed its routing since.
-            let now = self.tables_with(links)?;
+            let now = self.routing(links)?.tables;
             if now == tables {
                 break;
             }
@@ -98,7 +98,7 @@ impl RouteSocket {
 
     /// Whether the kernel delivers a packet in the namespace itself; `None` if it cannot be asked.
     fn delivers(&mut self, packet: &Packet, links: &Links) -> Option<bool> {
-        let question = self.message(&question(packet, links)?, NLM_F_REQUEST);
+        let question = self.message(question(packet, links)?, NLM_F_REQUEST);
         self.socket.send(&question.bytes).ok()?;
         let mut kind = None;
         // The answer is one message, and nothing ends it.
@@ -155,12 +155,8 @@ fn is_anothers(found: &FoundRouting, plan: &RulePlan, tables: &RouteTables) -> b
 
 /// Whether a route has the metric of one that a plan has made.
 fn is_as_made(family: Family, found: &FoundRouting) -> bool {
-    let attributes = found.message.get(HEADER..).map(attributes);
-    let metric = attributes
-        .into_iter()
-        .flatten()
-        .find(|one| one.kind() == METRIC)
-        .and_then(|one| number(one.value(), 0));
+    let metric = attributes(found.message.get(HEADER..).unwrap_or_default()).find(|one| one.kind() == METRIC);
+    let metric = metric.and_then(|one| number(one.value(), 0));
     metric.unwrap_or_default() == if family == Family::V6 { 1024 } else { 0 }
 }
 

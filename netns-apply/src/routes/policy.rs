@@ -1,6 +1,6 @@
 //! Policy rules as the kernel lists them: in their own words, and whether they do what a plan wants of them.
 
-use super::Dumped;
+use super::{Dumped, found};
 use netfilter_state::{
     route_tables::{PolicyRule, RouteTables, RuleAction},
     routing::{FoundRouting, RoutingItem},
@@ -128,5 +128,5 @@ pub(super) fn marked_lookup(family: Family, dumped: &DumpedRule<'_>) -> Option<F
     } else {
         None
     };
-    Some(FoundRouting { marked_for_removal: *marked_for_removal, ..dumped.found(item, flaw) })
+    Some(FoundRouting { flaw, marked_for_removal: *marked_for_removal, ..found(item, dumped.payload) })
 }

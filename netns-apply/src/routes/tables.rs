@@ -44,12 +44,7 @@ impl RouteSocket {
     /// The kernel does not report it.
     pub fn tables(&mut self) -> Result<RouteTables, RouteError> {
         let links = self.links()?;
-        self.tables_with(&links)
-    }
-
-    /// The same, where the interfaces are known.
-    pub(crate) fn tables_with(&mut self, links: &Links) -> Result<RouteTables, RouteError> {
-        Ok(self.routing(links)?.tables)
+        Ok(self.routing(&links)?.tables)
     }
 
     /// What exists of the kinds a plan needs ([`observe`](Self::observe)), all policy rules and routes, and the addresses; each list is read once.
@@ -67,7 +62,7 @@ impl RouteSocket {
         Ok(Survey { routing, addresses: links.addresses(assigned) })
     }
 
-    /// The same, and what they are to the mesh: all of it if the tables are complete.
+    /// All policy rules and routes, and what they are to the mesh: all of it if the tables are complete.
     pub(crate) fn routing(&mut self, links: &Links) -> Result<Routing, RouteError> {
         let mut tables =
             RouteTables { loopback_is_up: links.loopback_is_up(), complete: true, ..RouteTables::default() };
