@@ -171,8 +171,7 @@ fn name(part: &str) -> Result<RuleName, AcceptedProblem> {
             if chain.is_empty() || table.as_deref() == Some("") {
                 return Err(AcceptedProblem::NoName(shown(part)));
             }
-            let is_built_in = Hook::ALL.iter().any(|hook| hook.name() == chain);
-            let is_shared = is_built_in || Chain::named(chain).belongs_to_mesh();
+            let is_shared = Hook::named(chain).is_some() || Chain::named(chain).belongs_to_mesh();
             shared(is_shared, RuleName::Chain { table, chain: chain.to_owned() })
         }
         _ => Err(AcceptedProblem::NoForm(shown(part))),

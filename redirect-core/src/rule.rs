@@ -30,6 +30,12 @@ macro_rules! named {
                     $(Self::$variant => $name,)+
                 }
             }
+
+            /// The one of this name, if any.
+            #[must_use]
+            pub fn named(name: &str) -> Option<Self> {
+                Self::ALL.iter().copied().find(|one| one.name() == name)
+            }
         }
     };
 }
@@ -72,12 +78,6 @@ impl Table {
             (Self::Nat, Hook::Input | Hook::Forward | Hook::Postrouting) => 100,
         }
     }
-
-    /// The table of this name, if a plan has rules in it.
-    #[must_use]
-    pub fn named(name: &str) -> Option<Self> {
-        Self::ALL.iter().copied().find(|table| table.name() == name)
-    }
 }
 
 named! {
@@ -115,9 +115,8 @@ impl Chain {
     /// The chain of this name.
     #[must_use]
     pub fn named(name: &str) -> Self {
-        let hook = Hook::ALL.iter().copied().find(|hook| hook.name() == name).map(Self::Hook);
-        let ours = || OurChain::ALL.iter().copied().find(|chain| chain.name() == name).map(Self::Ours);
-        hook.or_else(ours).unwrap_or_else(|| Self::Other(name.into()))
+        let ours = || OurChain::named(name).map(Self::Ours);
+        Hook::named(name).map(Self::Hook).or_else(ours).unwrap_or_else(|| Self::Other(name.into()))
     }
 
     /// Its name in iptables.
@@ -187,26 +186,18 @@ named! {
     }
 }
 
-/// A transport protocol. Closed, as [`Match`] is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize), serde(rename_all = "lowercase"))]
-pub enum Protocol {
-    /// TCP, protocol number 6.
-    Tcp,
-    /// UDP, protocol number 17.
-    Udp,
+named! {
+    /// A transport protocol. Closed, as [`Match`] is.
+    #[cfg_attr(feature = "serde", derive(serde::Serialize), serde(rename_all = "lowercase"))]
+    Protocol {
+        /// TCP, protocol number 6.
+        Tcp: "tcp",
+        /// UDP, protocol number 17.
+        Udp: "udp",
+    }
 }
 
 impl Protocol {
-    /// Its name.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Tcp => "tcp",
-            Self::Udp => "udp",
-        }
-    }
-
     /// Its number (IANA).
     #[must_use]
     pub const fn number(self) -> u8 {
@@ -248,24 +239,14 @@ pub enum ConnState {
     RelatedOrEstablished,
 }
 
-/// Which way a packet of a connection goes. Closed: only two exist.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize), serde(rename_all = "camelCase"))]
-pub enum Direction {
-    /// The way of the connection's first packet.
-    Original,
-    /// The other way.
-    Reply,
-}
-
-impl Direction {
-    /// Its name in iptables.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Original => "ORIGINAL",
-            Self::Reply => "REPLY",
-        }
+named! {
+    /// Which way a packet of a connection goes. Closed: only two exist.
+    #[cfg_attr(feature = "serde", derive(serde::Serialize), serde(rename_all = "camelCase"))]
+    Direction {
+        /// The way of the connection's first packet.
+        Original: "ORIGINAL",
+        /// The other way.
+        Reply: "REPLY",
     }
 }
 
@@ -408,21 +389,7 @@ impl Match {
     /// Whether every packet of the rule's family fulfils it: `-d 0.0.0.0/0`, which iptables leaves away.
     #[must_use]
     pub fn is_always_true(&self) -> bool {
-        match self {
-            Self::Source(is) | Self::Destination(is) => !is.not && is.value.prefix_len() == 0,
-            Self::InInterface(_)
-            | Self::OutInterface(_)
-            | Self::Protocol(_)
-            | Self::SourcePort(_)
-            | Self::DestinationPort(_)
-            | Self::DestinationPorts(_)
-            | Self::TcpFlags(_)
-            | Self::Tracked(_)
-            | Self::OwnerUid(_)
-            | Self::OwnerGid(_)
-            | Self::Mark(_)
-            | Self::ConnMark(_) => false,
-        }
+        matches!(self, Self::Source(is) | Self::Destination(is) if !is.not && is.value.prefix_len() == 0)
     }
 
     /// Whether it compares ports.
