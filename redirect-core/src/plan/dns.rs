@@ -25,7 +25,7 @@ impl RuleListBuilder<'_> {
         }
         let queries = Target::Jump(OurChain::OutputDns.into());
         self.group(Key::RedirectDns, "DNS queries").append((Table::Raw, Hook::Output), [], queries.clone());
-        for scope in dns_scopes(r) {
+        if let Some(scope) = dns_scope(r) {
             let group = self.group(Key::RedirectDns, "DNS queries");
             group.scoped(scope).append((Table::Nat, OurChain::Output), [], queries.clone());
         }
@@ -58,7 +58,7 @@ impl RuleListBuilder<'_> {
 
     fn dns_application_zones(&mut self, r: &Redirect) {
         let answers = Target::Jump(OurChain::Inbound.into());
-        for scope in dns_scopes(r) {
+        if let Some(scope) = dns_scope(r) {
             let mut group = self.group(Key::RedirectDns, "DNS answers").scoped(scope);
             group.append((Table::Raw, Hook::Prerouting), [], answers.clone());
         }
@@ -73,19 +73,15 @@ impl RuleListBuilder<'_> {
     }
 }
 
-/// The families whose queries are captured.
-fn dns_scopes(r: &Redirect) -> Vec<Scope> {
+/// The families whose queries are captured, if any are.
+fn dns_scope(r: &Redirect) -> Option<Scope> {
     match r.dns() {
-        DnsCapture::Off => vec![],
-        DnsCapture::All => vec![Scope::Every],
+        DnsCapture::Off => None,
+        DnsCapture::All => Some(Scope::Every),
         DnsCapture::Servers(servers) => {
-            let any = |family: Family| servers.iter().any(|server| Family::of(server) == family);
-            match (any(Family::V4), any(Family::V6)) {
-                (true, true) => vec![Scope::Every],
-                (true, false) => vec![Scope::Only(Family::V4)],
-                (false, true) => vec![Scope::Only(Family::V6)],
-                (false, false) => vec![],
-            }
+            let mut families = servers.iter().map(Family::of);
+            let first = families.next()?;
+            Some(if families.all(|family| family == first) { Scope::Only(first) } else { Scope::Every })
         }
     }
 }
