@@ -393,14 +393,13 @@ impl QuerySocket {
     /// reported as an error.
     fn list(&mut self, states: fn(Protocol) -> u32) -> Result<Vec<Inet>, CloseError> {
         let mut all = Vec::new();
-        for (family, protocol) in Family::BOTH
-            .into_iter()
-            .flat_map(|family| [Protocol::Tcp, Protocol::Udp].map(|one| (family, one)))
-        {
-            let question = |sequence| wire::list_sockets(sequence, family, protocol, states(protocol));
-            self.dump("list sockets (inet_diag)", question, &mut all, |message| {
-                Inet::read(message.payload(), protocol)
-            })?;
+        for family in Family::BOTH {
+            for protocol in Protocol::ALL {
+                let question = |sequence| wire::list_sockets(sequence, family, *protocol, states(*protocol));
+                self.dump("list sockets (inet_diag)", question, &mut all, |message| {
+                    Inet::read(message.payload(), *protocol)
+                })?;
+            }
         }
         Ok(all)
     }

@@ -5,8 +5,8 @@ use crate::{
     capabilities::Capability,
     exec::Programs,
     netlink::{NetlinkError, NftConnection},
-    routes::{RouteError, RouteSocket},
-    surroundings::Surroundings,
+    notify::Subscription,
+    routes::{RouteError, RouteSocket, Survey},
 };
 use netfilter_state::routing::FoundRouting;
 use redirect_core::{RulePlan, options::BackendChoice};
@@ -81,5 +81,20 @@ fn without_netlink() -> Result<Option<(NftConnection, u32)>, ApplyError> {
         Some(false) => Err(ApplyError::NotPermitted),
         // Where it cannot be determined, the kernel will say.
         Some(true) | None => Ok(None),
+    }
+}
+
+/// Routing, interfaces and addresses, and what has changed since they were read: they have no generation.
+pub(crate) struct Surroundings {
+    pub(crate) survey: Survey,
+    pub(crate) since: Subscription,
+}
+
+impl Surroundings {
+    /// Those of the calling thread's network namespace; nothing where interfaces or addresses cannot be read: no run fails for what its plan does not need.
+    pub(crate) fn now(routes: &mut RouteSocket) -> Result<Option<Self>, RouteError> {
+        let Ok(since) = Subscription::to_surroundings() else { return Ok(None) };
+        let (Ok(links), Ok(assigned)) = (routes.links(), routes.assigned()) else { return Ok(None) };
+        Ok(Some(Self { survey: routes.survey(&links, &assigned)?, since }))
     }
 }

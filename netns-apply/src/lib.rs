@@ -16,8 +16,6 @@ mod backend;
 #[cfg(feature = "write")]
 mod branch_interfaces;
 #[cfg(feature = "write")]
-mod branch_rule;
-#[cfg(feature = "write")]
 mod capabilities;
 #[cfg(feature = "write")]
 pub mod connections;
@@ -30,8 +28,6 @@ pub mod facts;
 mod fingerprint;
 #[cfg(feature = "write")]
 mod handles;
-#[cfg(feature = "write")]
-mod impact;
 #[cfg(feature = "write")]
 mod kept;
 #[cfg(feature = "write")]
@@ -65,8 +61,6 @@ pub mod routes;
 #[cfg(feature = "write")]
 mod session;
 mod socket;
-#[cfg(feature = "write")]
-mod surroundings;
 mod system_error;
 #[cfg(feature = "write")]
 mod verify;
@@ -79,10 +73,9 @@ pub use self::{
     error::{ApplyError, LegacyError, RollbackOutcome, RunError},
     exec::{ExecError, Programs},
     fingerprint::Fingerprint,
-    impact::Impact,
     live::Live,
     lock::LockError,
-    mismatch::Mismatch,
+    mismatch::{Impact, Mismatch},
     options::ApplyOptions,
     preview::cleanup_preview,
     probe_routes::ProbeRouteError,

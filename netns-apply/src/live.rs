@@ -3,13 +3,12 @@
 
 use crate::{
     ApplyError, ApplyOptions,
-    handles::Handles,
+    handles::{Handles, Surroundings},
     legacy,
     netlink::{NetlinkError, NftConnection},
     observe::NamespaceState,
     pause::{deadline, pause},
     routes::{Addresses, Links, RouteSocket, Routing, Survey},
-    surroundings::Surroundings,
 };
 use netfilter_state::{
     netlink::Observed, route_tables::RouteTables, routing::FoundRouting, ruleset::HookedRules,

@@ -3,10 +3,9 @@
 use crate::{
     ApplyError,
     exec::Programs,
-    handles::Handles,
+    handles::{Handles, Surroundings},
     legacy,
     netlink::{NetlinkError, NftConnection},
-    surroundings::Surroundings,
 };
 use netfilter_state::{
     netlink,

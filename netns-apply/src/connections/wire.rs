@@ -176,12 +176,8 @@ pub(super) fn list_sockets(sequence: u32, of: Family, protocol: Protocol, states
 
 /// Ends a socket's connection.
 pub(super) fn abort(sequence: u32, socket: &Inet) -> Vec<u8> {
-    message(
-        SOCK_DESTROY,
-        NLM_F_REQUEST | NLM_F_ACK,
-        sequence,
-        &diag(socket.family, socket.protocol, ALL_STATES, &socket.id),
-    )
+    let question = diag(socket.family, socket.protocol, ALL_STATES, &socket.id);
+    message(SOCK_DESTROY, NLM_F_REQUEST | NLM_F_ACK, sequence, &question)
 }
 
 /// All that is tracked.

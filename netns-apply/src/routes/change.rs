@@ -1,10 +1,7 @@
 //! Adding and removing what rules need.
 
 use super::{LOOPBACK, Question, RouteError, RouteSocket, address_family};
-use crate::{
-    branch_rule,
-    socket::{Ended, code},
-};
+use crate::socket::{Ended, code};
 use netfilter_state::{
     route_tables::{PolicyRule, RouteTables, RuleAction},
     routing::{FoundRouting, RoutingChange, RoutingItem, TakingBack},
@@ -91,16 +88,16 @@ impl RouteSocket {
         self.order(&question, &GONE, format!("remove {}", found.item)).map(drop)
     }
 
-    /// Adds a policy rule for probes.
-    pub(crate) fn add_branch_rule(&mut self, of: &PolicyRule) -> Result<(), RouteError> {
+    /// Adds a policy rule, which has these words; that it exists is fine.
+    pub(crate) fn add_rule(&mut self, of: &PolicyRule, words: &str) -> Result<(), RouteError> {
         let message = RouteNetlinkMessage::NewRule(rule(of, Some(of.priority)));
-        self.ensure(message, format!("add the policy rule {}", branch_rule::words(of)))
+        self.ensure(message, format!("add the policy rule {words}"))
     }
 
     /// Removes one; what is gone already is fine.
-    pub(crate) fn remove_branch_rule(&mut self, of: &PolicyRule) -> Result<(), RouteError> {
+    pub(crate) fn remove_rule(&mut self, of: &PolicyRule, words: &str) -> Result<(), RouteError> {
         let message = RouteNetlinkMessage::DelRule(rule(of, Some(of.priority)));
-        self.end(message, format!("remove the policy rule {}", branch_rule::words(of)))
+        self.end(message, format!("remove the policy rule {words}"))
     }
 
     /// Switches `lo` on.
