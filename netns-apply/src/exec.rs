@@ -133,7 +133,7 @@ impl Programs {
 pub(crate) fn read(program: &Path, args: &[&str], most: usize) -> Result<String, ExecError> {
     let mut command = command(program, args);
     command.stdin(Stdio::null()).stdout(Stdio::piped());
-    finish(program, start(program, &mut command)?, "", most)
+    finish(program, command, "", most)
 }
 
 /// The version of a program, in its own words.
@@ -146,7 +146,7 @@ pub(crate) fn write(program: &Path, args: &[&str], input: &str, lock: &NetnsLock
     let stdout = lock.inherit().map_err(|cause| ExecError::Start { program: program.to_owned(), cause })?;
     let mut command = command(program, args);
     command.stdin(Stdio::piped()).stdout(stdout);
-    finish(program, start(program, &mut command)?, input, MOST_WORDS).map(drop)
+    finish(program, command, input, MOST_WORDS).map(drop)
 }
 
 fn command(program: &Path, args: &[&str]) -> Command {
@@ -158,12 +158,10 @@ fn command(program: &Path, args: &[&str]) -> Command {
     command
 }
 
-fn start(program: &Path, command: &mut Command) -> Result<Child, ExecError> {
-    command.spawn().map_err(|cause| ExecError::Start { program: program.to_owned(), cause })
-}
-
-/// Feeds, drains and waits at the same time, so that none of them blocks another.
-fn finish(program: &Path, mut child: Child, input: &str, most: usize) -> Result<String, ExecError> {
+/// Starts a program, and feeds, drains and waits at the same time, so that none of them blocks another.
+fn finish(program: &Path, mut command: Command, input: &str, most: usize) -> Result<String, ExecError> {
+    let not_started = |cause| ExecError::Start { program: program.to_owned(), cause };
+    let mut child = command.spawn().map_err(not_started)?;
     let (stdin, stdout, stderr) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
     let feed = move || {
         // A program that ends without reading everything says why on standard error.
@@ -182,7 +180,7 @@ fn finish(program: &Path, mut child: Child, input: &str, most: usize) -> Result<
             Err(cause) => {
                 // Without its threads the program would wait for ever. It has done nothing beyond what it was fed.
                 let _ = child.kill().and_then(|()| child.wait());
-                return Err(ExecError::Start { program: program.to_owned(), cause });
+                return Err(not_started(cause));
             }
         };
         let status = wait(program, &mut child, is_over).inspect_err(|_| {

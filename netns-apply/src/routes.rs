@@ -23,7 +23,7 @@ use netfilter_state::{
     routing::{FoundRouting, RoutingItem},
 };
 use netlink_packet_core::{
-    NLM_F_DUMP, NLM_F_REQUEST, NetlinkDeserializable, NetlinkHeader, NetlinkMessage, NetlinkPayload,
+    NLM_F_DUMP, NLM_F_REQUEST, NetlinkDeserializable, NetlinkHeader, NetlinkSerializable,
 };
 use netlink_packet_route::{
     AddressFamily, RouteNetlinkMessage,
@@ -198,16 +198,10 @@ impl RouteSocket {
         Question { bytes: socket::message(kind, flags, sequence, payload), sequence }
     }
 
-    fn message(&mut self, message: RouteNetlinkMessage, flags: u16) -> Question {
-        let sequence = self.socket.next_sequence();
-        let mut header = NetlinkHeader::default();
-        header.flags = flags;
-        header.sequence_number = sequence;
-        let mut packet = NetlinkMessage::new(header, NetlinkPayload::from(message));
-        packet.finalize();
-        let mut bytes = vec![0; packet.buffer_len()];
-        packet.serialize(&mut bytes);
-        Question { bytes, sequence }
+    fn message(&mut self, message: &RouteNetlinkMessage, flags: u16) -> Question {
+        let mut payload = vec![0; message.buffer_len()];
+        message.serialize(&mut payload);
+        self.question(message.message_type(), flags, &payload)
     }
 }
 

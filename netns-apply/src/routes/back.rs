@@ -43,12 +43,12 @@ impl RouteSocket {
 
     /// Makes one; that it exists is fine.
     pub(crate) fn add_route_back(&mut self, to: IpAddr) -> Result<(), RouteError> {
-        self.ensure(RouteNetlinkMessage::NewRoute(route_back(to)), format!("add the route {to} {PLACE}"))
+        self.ensure(&RouteNetlinkMessage::NewRoute(route_back(to)), format!("add the route {to} {PLACE}"))
     }
 
     /// Removes one; what is gone already is fine.
     pub(crate) fn remove_route_back(&mut self, to: IpAddr) -> Result<(), RouteError> {
-        self.end(RouteNetlinkMessage::DelRoute(route_back(to)), format!("remove the route {to} {PLACE}"))
+        self.end(&RouteNetlinkMessage::DelRoute(route_back(to)), format!("remove the route {to} {PLACE}"))
     }
 }
 

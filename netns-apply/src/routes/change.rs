@@ -54,7 +54,7 @@ impl RouteSocket {
                 (RouteNetlinkMessage::NewAddress(passthrough_address()), ADD | NLM_F_EXCL)
             }
         };
-        let question = self.message(message, flags);
+        let question = self.message(&message, flags);
         self.order(&question, &THERE, format!("add {item}"))
     }
 
@@ -91,13 +91,13 @@ impl RouteSocket {
     /// Adds a policy rule, which has these words; that it exists is fine.
     pub(crate) fn add_rule(&mut self, of: &PolicyRule, words: &str) -> Result<(), RouteError> {
         let message = RouteNetlinkMessage::NewRule(rule(of, Some(of.priority)));
-        self.ensure(message, format!("add the policy rule {words}"))
+        self.ensure(&message, format!("add the policy rule {words}"))
     }
 
     /// Removes one; what is gone already is fine.
     pub(crate) fn remove_rule(&mut self, of: &PolicyRule, words: &str) -> Result<(), RouteError> {
         let message = RouteNetlinkMessage::DelRule(rule(of, Some(of.priority)));
-        self.end(message, format!("remove the policy rule {words}"))
+        self.end(&message, format!("remove the policy rule {words}"))
     }
 
     /// Switches `lo` on.
@@ -106,7 +106,7 @@ impl RouteSocket {
         link.header.index = LOOPBACK;
         link.header.flags = LinkFlags::Up;
         link.header.change_mask = LinkFlags::Up;
-        let question = self.message(RouteNetlinkMessage::SetLink(link), NLM_F_REQUEST | NLM_F_ACK);
+        let question = self.message(&RouteNetlinkMessage::SetLink(link), NLM_F_REQUEST | NLM_F_ACK);
         self.order(&question, &[], "switch lo on".to_owned()).map(drop)
     }
 
@@ -114,17 +114,17 @@ impl RouteSocket {
     /// its answer, if it is of IPv6 (addrconf.c, `addrconf_dad_work`).
     pub fn add_local_route(&mut self, to: IpAddr) -> Result<(), RouteError> {
         let route = route_by_lo(Family::of(&to), Some(to), RouteTables::LOCAL, RouteType::Local);
-        self.ensure(RouteNetlinkMessage::NewRoute(route), format!("add the route local {to} dev lo"))
+        self.ensure(&RouteNetlinkMessage::NewRoute(route), format!("add the route local {to} dev lo"))
     }
 
     /// Makes what a message describes; that it exists is fine.
-    pub(super) fn ensure(&mut self, message: RouteNetlinkMessage, what: String) -> Result<(), RouteError> {
+    pub(super) fn ensure(&mut self, message: &RouteNetlinkMessage, what: String) -> Result<(), RouteError> {
         let question = self.message(message, ADD | NLM_F_EXCL);
         self.order(&question, &THERE, what).map(drop)
     }
 
     /// Removes what a message describes; what is gone already is fine.
-    pub(super) fn end(&mut self, message: RouteNetlinkMessage, what: String) -> Result<(), RouteError> {
+    pub(super) fn end(&mut self, message: &RouteNetlinkMessage, what: String) -> Result<(), RouteError> {
         let question = self.message(message, REMOVE);
         self.order(&question, &GONE, what).map(drop)
     }

@@ -94,9 +94,9 @@ impl Links {
     /// The interfaces through which a namespace may reach other hosts, as [`RouteSocket::interfaces`] has them: what
     /// leaves by a tunnel is wrapped in other packets, which no rule about it meets again, and an interface without an address sends
     /// with that of another.
-    fn to_others(&self, addresses: &[(u32, IpAddr)]) -> Vec<String> {
+    fn to_others(&self, addresses: &[Assigned]) -> Vec<String> {
         let is_usual =
-            |index: &u32, link: &Link| !link.is_tunnel && addresses.iter().any(|(by, _)| by == index);
+            |index: &u32, link: &Link| !link.is_tunnel && addresses.iter().any(|one| one.index == *index);
         let mut links: Vec<_> = self.0.iter().filter(|(_, link)| link.is_up && !link.is_loopback).collect();
         links.sort_by_key(|(index, link)| !is_usual(index, link));
         links.into_iter().map(|(_, link)| link.name.clone()).collect()
@@ -104,11 +104,9 @@ impl Links {
 
     /// These addresses of the namespace, and how it reaches others.
     pub(super) fn addresses(&self, all: &[Assigned]) -> Addresses {
-        let of = |one: &Assigned| (one.index, one.address);
-        let interfaces = self.to_others(&all.iter().map(of).collect::<Vec<_>>());
         let usable = all.iter().filter(|one| !one.is_tentative);
         let named = usable.filter_map(|one| Some((self.name(one.index)?.to_owned(), one.address)));
-        let by_interface = named.collect();
+        let (by_interface, interfaces) = (named.collect(), self.to_others(all));
         Addresses { all: all.iter().map(|one| one.address).collect(), by_interface, interfaces }
     }
 }
@@ -228,8 +226,8 @@ pub(super) fn number(bytes: &[u8], offset: usize) -> Option<u32> {
 
 /// A text, up to its NUL.
 pub(super) fn text(bytes: &[u8]) -> String {
-    let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
-    String::from_utf8_lossy(bytes.get(..end).unwrap_or_default()).into_owned()
+    let text = bytes.split(|byte| *byte == 0).next().unwrap_or_default();
+    String::from_utf8_lossy(text).into_owned()
 }
 
 #[cfg(test)]

@@ -98,7 +98,7 @@ impl RouteSocket {
 
     /// Whether the kernel delivers a packet in the namespace itself; `None` if it cannot be asked.
     fn delivers(&mut self, packet: &Packet, links: &Links) -> Option<bool> {
-        let question = self.message(question(packet, links)?, NLM_F_REQUEST);
+        let question = self.message(&question(packet, links)?, NLM_F_REQUEST);
         self.socket.send(&question.bytes).ok()?;
         let mut kind = None;
         // The answer is one message, and nothing ends it.
