@@ -201,8 +201,6 @@ impl AmbientRedirect {
         let _ = raw.read(Key::AmbientCaptureScope, &mut errors, parse_bool);
         let scope = CaptureScope::read(raw, &mut errors);
         errors.into_result(Self {
-            families: if has_v6 { Families::Both } else { Families::V4 },
-            local: Families::Both,
             captures_dns,
             captures_inbound: !bypasses_inbound,
             virtual_interfaces: virtual_interfaces.unwrap_or_default(),
@@ -210,6 +208,7 @@ impl AmbientRedirect {
             scope,
             dns_key: Provenance(dns_key),
             sources: Provenance(raw.sources()),
+            ..Self::new(if has_v6 { Families::Both } else { Families::V4 })
         })
     }
 

@@ -326,10 +326,8 @@ impl FamilyRules {
     /// How many rules of this chain go before other programs' rules: only built-in chains have any.
     #[must_use]
     pub fn leading(&self, table: Table, chain: &Chain) -> usize {
-        match chain {
-            Chain::Hook(hook) => self.leading.get(&(table, *hook)).copied().unwrap_or(0),
-            Chain::Ours(_) | Chain::Other(_) => 0,
-        }
+        let Chain::Hook(hook) = chain else { return 0 };
+        self.leading.get(&(table, *hook)).copied().unwrap_or(0)
     }
 }
 
