@@ -1,7 +1,8 @@
 //! One rule in the words of iptables-save, as packets meet it.
 
 use crate::ruleset::{
-    Condition, CopiedMark, Endpoint, KernelRule, Selector, StateBits, Statement, owned_by, target_named,
+    Condition, CopiedMark, Endpoint, KernelRule, Selector, StateBits, Statement, marked, owned_by,
+    target_named,
 };
 use redirect_core::{
     rule::{Equality, Match, Protocol},
@@ -110,13 +111,9 @@ fn unknown(module: &str, word: &str) -> String {
 /// A condition; `None` if unsupported.
 fn condition(module: &str, word: &str, not: bool, values: &[String]) -> Option<Condition> {
     let (value, second) = (values.first(), values.get(1));
-    let port = || {
-        value
-            .and_then(|value| PortRange::parse(value, PortSyntax::Saved).ok())
-            .map(|value| Equality { value, not })
-    };
-    let net = || value.and_then(|value| Cidrs::parse_one(value).ok()).map(|value| Equality { value, not });
-    let interface = || value.and_then(|value| value.parse().ok()).map(|value| Equality { value, not });
+    let port = || Some(Equality { value: PortRange::parse(value?, PortSyntax::Saved).ok()?, not });
+    let net = || Some(Equality { value: Cidrs::parse_one(value?).ok()?, not });
+    let interface = || Some(Equality { value: value?.parse().ok()?, not });
     let plain = |condition: Match| Some(Condition::Plain(condition));
     match (module, word) {
         (_, "-s") => plain(Match::Source(net()?)),
@@ -145,13 +142,9 @@ fn condition(module: &str, word: &str, not: bool, values: &[String]) -> Option<C
         ("addrtype", "--dst-type") if value? == "LOCAL" => {
             Some(Condition::Local(Equality { value: Endpoint::Destination, not }))
         }
-        ("mark", "--mark") => {
+        ("mark" | "connmark", "--mark") => {
             let (mask, value) = bits(value?)?;
-            Some(Condition::MarkBits { mask, is: Equality { value, not } })
-        }
-        ("connmark", "--mark") => {
-            let (mask, value) = bits(value?)?;
-            Some(Condition::ConnMarkBits { mask, is: Equality { value, not } })
+            Some(marked(module, mask, Equality { value, not }))
         }
         _ => None,
     }

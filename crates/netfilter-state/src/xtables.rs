@@ -4,10 +4,10 @@
 use crate::{
     expressions::{
         decode,
+        expression::AddressOffset,
         reading::{Expression, Xt},
         seen::{self, ExpressionReader},
         wire::{Attribute, read_array},
-        xt,
     },
     ruleset::{
         Api, ChainState, Condition, Counter, HookedRules, KernelRule, Sets, Statement, TableName, built_in,
@@ -298,7 +298,7 @@ impl<'a> LegacyEntry<'a> {
     fn rule(&self, family: Family, chains: &BTreeMap<usize, String>) -> LegacyRule {
         let is_standard = self.target.name == STANDARD;
         let (header, target) = (self.header(), self.standard(chains).filter(|_| is_standard));
-        let planned = self.planned(&header, target.as_slice(), family);
+        let planned = self.planned(&header, target.as_slice());
         let (sets, mut looked_up) = (Sets::new(), 0);
         let mut reader = ExpressionReader::new(Some(family), &sets, &mut looked_up);
         header.into_iter().for_each(|condition| reader.condition(condition));
@@ -312,14 +312,14 @@ impl<'a> LegacyEntry<'a> {
     }
 
     /// The rule as a plan has it, if one can have it.
-    fn planned(&self, header: &[Condition], statements: &[Statement], family: Family) -> Option<Rule> {
+    fn planned(&self, header: &[Condition], statements: &[Statement]) -> Option<Rule> {
         let mut matches: Vec<Match> = decode::asked(header.to_vec())?;
         for one in &self.matches {
             matches.extend(decode::matched(one.name, one.revision, one.info)?);
         }
         let target = match self.target.name {
             STANDARD => decode::done(statements)??,
-            name => xt::decode_target(name, self.target.revision, self.target.info, family)?,
+            name => decode::targeted(name, self.target.revision, self.target.info)?,
         };
         let rule = Rule { matches, target }.canonical();
         rule.says_its_protocol().then_some(rule)
@@ -353,19 +353,15 @@ impl<'a> LegacyEntry<'a> {
     /// What the entry asks by itself: addresses, interfaces, protocol.
     fn header(&self) -> Vec<Condition> {
         let [inverted] = read_array(self.bytes, self.layout.inverted).unwrap_or_default();
+        let not = |bit: u8| inverted & bit != 0;
         let mut conditions = Vec::new();
-        let addresses = [(0, inverted::SOURCE), (1, inverted::DESTINATION)];
-        for (number, bit) in addresses {
-            conditions.extend(self.address(number, inverted & bit != 0));
-        }
-        let interfaces = [(0, inverted::IN_INTERFACE), (1, inverted::OUT_INTERFACE)];
-        for (number, bit) in interfaces {
-            conditions.extend(self.interface(number, inverted & bit != 0));
-        }
+        conditions.extend(self.address(0, not(inverted::SOURCE)));
+        conditions.extend(self.address(1, not(inverted::DESTINATION)));
+        conditions.extend(self.interface(0, not(inverted::IN_INTERFACE)));
+        conditions.extend(self.interface(1, not(inverted::OUT_INTERFACE)));
         let protocol = u16::from_ne_bytes(read_array(self.bytes, self.layout.protocol).unwrap_or_default());
         if protocol != 0 {
-            let known =
-                u8::try_from(protocol).map(|one| seen::protocol(one, inverted & inverted::PROTOCOL != 0));
+            let known = u8::try_from(protocol).map(|one| seen::protocol(one, not(inverted::PROTOCOL)));
             conditions.push(known.unwrap_or_else(|_| Condition::Unknown("-p".to_owned())));
         }
         let [flags] = read_array(self.bytes, self.layout.flags).unwrap_or_default();
@@ -391,15 +387,13 @@ impl<'a> LegacyEntry<'a> {
         if mask.iter().chain(value).all(|byte| *byte == 0) && !not {
             return None;
         }
-        let which = if number == 0 { "-s" } else { "-d" };
-        // Where the header of a packet has that address.
-        let at = match (length, number) {
-            (4, 0) => (12, Some(Family::V4)),
-            (4, _) => (16, Some(Family::V4)),
-            (_, 0) => (8, Some(Family::V6)),
-            (_, _) => (24, Some(Family::V6)),
+        let family = if length == V4.address { Family::V4 } else { Family::V6 };
+        let (which, at) = match number {
+            0 => ("-s", AddressOffset::source(family)),
+            _ => ("-d", AddressOffset::destination(family)),
         };
-        let known = seen::prefix_of(mask).and_then(|prefix| seen::address(at, not, value, prefix));
+        let known =
+            seen::prefix_of(mask).and_then(|prefix| seen::address((at.0, Some(family)), not, value, prefix));
         Some(known.unwrap_or_else(|| Condition::Unknown(which.to_owned())))
     }
 

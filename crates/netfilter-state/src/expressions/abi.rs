@@ -86,14 +86,9 @@ pub fn family_of(number: u8) -> Option<Family> {
 
 /// The family of tables with this number.
 #[must_use]
-pub const fn table_family(number: u8) -> Option<TableFamily> {
-    match number {
-        family::INET => Some(TableFamily::Inet),
-        family::IPV4 => Some(TableFamily::Ip),
-        family::NETDEV => Some(TableFamily::Netdev),
-        family::IPV6 => Some(TableFamily::Ip6),
-        _ => None,
-    }
+pub fn table_family(number: u8) -> Option<TableFamily> {
+    let all = [TableFamily::Inet, TableFamily::Ip, TableFamily::Netdev, TableFamily::Ip6];
+    all.into_iter().find(|of| table_family_number(*of) == number)
 }
 
 /// The number of a family of tables.
@@ -427,12 +422,6 @@ pub mod extension_header {
     pub const SEGMENT_SIZE: u8 = 2;
     /// Where the size stands in it, and how many bytes it is.
     pub const PLACE_OF_SIZE: (Option<u32>, Option<u32>) = (Some(2), Some(2));
-}
-
-/// Bits of the state of a connection, the same in the ct expression and in xt's conntrack match.
-pub mod state {
-    pub const INVALID: u32 = 1;
-    pub const RELATED_OR_ESTABLISHED: u32 = 6;
 }
 
 /// Directions of the ct expression (`ip_conntrack_dir`).

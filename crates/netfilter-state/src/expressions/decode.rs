@@ -43,7 +43,7 @@ fn read<'a>(
             return Some(None);
         }
         Expression::Target(Xt { name, revision, info }) => {
-            return xt::decode_target(name, revision, info, family).map(Some);
+            return targeted(name, revision, info).map(Some);
         }
         Expression::Store { field: Field::Ct(ct::ZONE), from } => {
             // The kernel takes the first bytes of a longer value.
@@ -92,6 +92,24 @@ pub(crate) fn matched(name: &str, revision: u32, info: &[u8]) -> Option<Vec<Matc
     if is_to_the_letter { asked(conditions) } else { None }
 }
 
+/// The target an xt target stands for; `None` for one that no rule of ours has.
+pub(crate) fn targeted(name: &str, revision: u32, info: &[u8]) -> Option<Target> {
+    if !matches!(name, "REDIRECT" | "TPROXY" | "MARK" | "CONNMARK" | "CT") {
+        return None;
+    }
+    let does = seen::extension_target(name, revision, info)?;
+    // What the kernel does not ask for is as iptables leaves it.
+    let is_to_the_letter = match (name, &does) {
+        ("TPROXY", _) => revision == 1 && info.get(8..24)?.iter().all(|byte| *byte == 0),
+        // An older one is filled up to the length of the newer.
+        ("CONNMARK", _) if info.get(12..15).is_none() => false,
+        ("CONNMARK", Statement::SetConnMark { .. }) => info.get(8..12)? == [0xff; 4],
+        ("CONNMARK", _) => info.get(..4)? == [0; 4],
+        _ => true,
+    };
+    if is_to_the_letter { done(&[does])? } else { None }
+}
+
 /// Whether a comparison is one of all that is loaded, with something that it can be, and not another way of asking the same.
 fn is_exact(loaded: &Loaded<'_>, value: &[u8], family: Family) -> bool {
     match (loaded.origin, loaded.bits) {
@@ -125,12 +143,13 @@ fn is_address(offset: u32, family: Family) -> bool {
 /// What a rule asks; `None` where plans do not ask that.
 pub(crate) fn asked(conditions: Vec<Condition>) -> Option<Vec<Match>> {
     let mut matches = Vec::with_capacity(conditions.len());
+    let direction_of = |is_reply: bool| if is_reply { Direction::Reply } else { Direction::Original };
     // One that belongs to the state that follows.
     let mut direction = None;
     for condition in conditions {
         matches.push(match condition {
             Condition::IsReply(is_reply) if direction.is_none() => {
-                direction = Some(if is_reply { Direction::Reply } else { Direction::Original });
+                direction = Some(direction_of(is_reply));
                 continue;
             }
             Condition::Plain(condition) => condition,
@@ -138,7 +157,7 @@ pub(crate) fn asked(conditions: Vec<Condition>) -> Option<Vec<Match>> {
                 Match::Tracked(Tracked { state: xt::conn_state(value)?, direction: direction.take() })
             }
             Condition::StateAndDirection { states: Equality { value, not: false }, is_reply } => {
-                let direction = Some(if is_reply { Direction::Reply } else { Direction::Original });
+                let direction = Some(direction_of(is_reply));
                 Match::Tracked(Tracked { state: xt::conn_state(value)?, direction })
             }
             Condition::MarkBits { mask, is: Equality { value, not } } => {

@@ -1,10 +1,11 @@
 //! The xt matches and targets that iptables-nft uses where nf_tables' own expressions would not be read back: structures of
 //! `linux/netfilter/xt_*.h`, in the machine's byte order but for ports and addresses, padded to eight bytes.
 
-use super::{abi::state, wire::read_array};
+use super::wire::read_array;
+use crate::ruleset::StateBits;
 use redirect_core::{
     rule::{ConnState, Direction, Equality, Match, Rule, Target, TcpFlags, Tracked},
-    values::{Family, Mark, MaskedMark, Port, PortRange},
+    values::{Family, PortRange},
 };
 
 /// An xt match or target, in the revision a rule needs.
@@ -62,7 +63,7 @@ impl Extension {
 }
 
 /// Sizes, padding included.
-mod size {
+pub(crate) mod size {
     pub(crate) const OWNER: usize = 24;
     pub(crate) const MULTIPORT: usize = 48;
     pub(crate) const CONNTRACK: usize = 168;
@@ -277,18 +278,15 @@ impl ConntrackInfo {
 /// The bits of a state of connections.
 pub(crate) const fn state_bits(state: ConnState) -> u32 {
     match state {
-        ConnState::Invalid => state::INVALID,
-        ConnState::RelatedOrEstablished => state::RELATED_OR_ESTABLISHED,
+        ConnState::Invalid => StateBits::INVALID,
+        ConnState::RelatedOrEstablished => StateBits::RELATED | StateBits::ESTABLISHED,
     }
 }
 
 /// The state of connections that these bits stand for.
-pub(crate) const fn conn_state(bits: u32) -> Option<ConnState> {
-    match bits {
-        state::INVALID => Some(ConnState::Invalid),
-        state::RELATED_OR_ESTABLISHED => Some(ConnState::RelatedOrEstablished),
-        _ => None,
-    }
+pub(crate) fn conn_state(bits: u32) -> Option<ConnState> {
+    let known = [ConnState::Invalid, ConnState::RelatedOrEstablished];
+    known.into_iter().find(|state| state_bits(*state) == bits)
 }
 
 /// Ports and flags of older versions of iptables-nft.
@@ -319,59 +317,6 @@ pub(crate) fn ports(info: &[u8], inverted: u8) -> Option<Vec<Match>> {
     Some(ports.into_iter().flatten().collect())
 }
 
-/// The target an xt target stands for; `None` for one that no rule of ours has.
-pub(crate) fn decode_target(name: &str, revision: u32, info: &[u8], family: Family) -> Option<Target> {
-    match (name, revision) {
-        ("REDIRECT", 0) => decode_redirect(info, family),
-        ("TPROXY", 1) => {
-            let ([mask, value], address) = ([read_u32(info, 0)?, read_u32(info, 4)?], info.get(8..24)?);
-            let port = Port::new(read_array(info, 24).map(u16::from_be_bytes)?)?;
-            let understood = mask == u32::MAX && address.iter().all(|byte| *byte == 0);
-            understood.then_some(Target::Tproxy { port, mark: Mark::new(value)? })
-        }
-        ("MARK", 2) => {
-            (read_u32(info, 4)? == u32::MAX).then_some(Target::SetMark(Mark::new(read_u32(info, 0)?)?))
-        }
-        ("CONNMARK", 1 | 2) => {
-            let [mark, bits, all] = [read_u32(info, 0)?, read_u32(info, 4)?, read_u32(info, 8)?];
-            let [first, second, third] = read_array(info, 12)?;
-            let (shift, mode) = if revision == 1 { ([0, 0], first) } else { ([first, second], third) };
-            (all == u32::MAX && shift == [0, 0]).then_some(())?;
-            match (mode, mark, bits) {
-                (SET_MARK, ..) => MaskedMark::new(mark, bits).map(Target::SetConnMark),
-                (SAVE_MARK, 0, u32::MAX) => Some(Target::SaveMark),
-                (RESTORE_MARK, 0, u32::MAX) => Some(Target::RestoreMark),
-                _ => None,
-            }
-        }
-        ("CT", 1 | 2) => {
-            let (flags, zone) = (read_u16(info, 0)?, read_u16(info, 2)?);
-            let rest = info.get(4..60)?.iter().all(|byte| *byte == 0);
-            (flags == 0 && rest).then_some(Target::ConntrackZone(zone))
-        }
-        _ => None,
-    }
-}
-
-fn decode_redirect(info: &[u8], family: Family) -> Option<Target> {
-    let (count, flags, ports) = match family {
-        Family::V4 => (read_u32(info, 0)?, read_u32(info, 4)?, 16_usize),
-        Family::V6 => (1, read_u32(info, 0)?, 36),
-    };
-    let first = read_array(info, ports).map(u16::from_be_bytes)?;
-    let last = read_array(info, ports.checked_add(2)?).map(u16::from_be_bytes)?;
-    (count == 1 && flags == super::abi::PORTS_GIVEN && first == last)
-        .then(|| Port::new(first).map(Target::Redirect))
-        .flatten()
-}
-
-/// Whether a REDIRECT changes the address alone: it names no port, and asks for nothing else. The structure of IPv6 is longer.
-pub(crate) fn redirects_here(info: &[u8]) -> bool {
-    let is_v6 = info.len() >= 40;
-    let flags = read_u32(info, if is_v6 { 0 } else { 4 });
-    flags == Some(0) && (is_v6 || read_u32(info, 0) == Some(1))
-}
-
 pub(crate) fn read_u32(bytes: &[u8], offset: usize) -> Option<u32> {
     read_array(bytes, offset).map(u32::from_ne_bytes)
 }
@@ -382,8 +327,8 @@ pub(crate) fn read_u16(bytes: &[u8], offset: usize) -> Option<u16> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use redirect_core::values::PortSyntax;
+    use super::{super::decode, *};
+    use redirect_core::values::{Mark, MaskedMark, Port, PortSyntax};
 
     fn info(condition: &Match) -> Option<Vec<u8>> {
         of_match(condition)?.1
@@ -489,7 +434,7 @@ mod tests {
             info[4..8].copy_from_slice(&flags.to_ne_bytes());
             info[16..18].copy_from_slice(&first.to_be_bytes());
             info[18..20].copy_from_slice(&last.to_be_bytes());
-            decode_target("REDIRECT", 0, &info, Family::V4)
+            decode::targeted("REDIRECT", 0, &info)
         };
         assert_eq!(redirect(1, 2, 15001, 15001), Some(Target::Redirect(Port::new(15001).unwrap())));
         assert_eq!(redirect(1, 2, 15001, 15002), None, "one port of several");

@@ -15,6 +15,11 @@ pub fn owned_by(selector: Selector, (first, last): (u32, u32), not: bool) -> Con
     Condition::Plain(if selector == Selector::User { Match::OwnerUid(is) } else { Match::OwnerGid(is) })
 }
 
+/// Whether a mark has a value in these bits: a packet's, or by the match `connmark` its connection's.
+pub fn marked(name: &str, mask: u32, is: Equality<u32>) -> Condition {
+    if name == "mark" { Condition::MarkBits { mask, is } } else { Condition::ConnMarkBits { mask, is } }
+}
+
 /// What a target of x_tables does; `None` for any other name, which is a chain's, or of an extension that is not known.
 pub fn target_named(name: &str) -> Option<Statement> {
     Some(match name {

@@ -9,7 +9,7 @@ mod sets;
 
 #[doc(hidden)] // for netns-apply, which reads legacy tables
 pub use extensions::built_in;
-pub(crate) use extensions::{owned_by, target_named};
+pub(crate) use extensions::{marked, owned_by, target_named};
 pub use hooks::{HookEntry, HookList, HookOwner};
 pub use lookup::{Selector, SetLookup, VerdictMap};
 pub use names::Plain;
@@ -453,19 +453,13 @@ impl fmt::Display for Condition {
                 write!(f, "{}--tcp-flags {mask:#04x} {:#04x}", not(is.not), is.value)
             }
             Self::Local(is) => {
-                let end = match is.value {
-                    Endpoint::Source => "src",
-                    Endpoint::Destination => "dst",
-                };
+                let end = if is.value == Endpoint::Source { "src" } else { "dst" };
                 write!(f, "-m addrtype {}--{end}-type LOCAL", not(is.not))
             }
             Self::Among(is) => is.value.write(f, if is.not { "!= " } else { "" }, |_| String::new()),
             Self::Connection => f.write_str("ct id"),
             Self::Translated(is) => {
-                let end = match is.value {
-                    Endpoint::Source => "snat",
-                    Endpoint::Destination => "dnat",
-                };
+                let end = if is.value == Endpoint::Source { "snat" } else { "dnat" };
                 write!(f, "ct status {}{end}", not(is.not))
             }
             Self::Unknown(name) => write!(f, "[{}]", Plain(name)),

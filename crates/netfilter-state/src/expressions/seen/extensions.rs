@@ -1,19 +1,20 @@
 //! Matches and targets of x_tables, of which plans have some.
 
 use super::{
-    super::xt::{
-        self, CONNTRACK_DIRECTION, ConntrackInfo, MULTIPORT_DESTINATION, OWNER_GID, OWNER_UID, RESTORE_MARK,
-        SAVE_MARK, SET_MARK, WRITTEN_AS_STATE,
+    super::{
+        abi::PORTS_GIVEN,
+        wire::read_array,
+        xt::{
+            self, CONNTRACK_DIRECTION, ConntrackInfo, MULTIPORT_DESTINATION, OWNER_GID, OWNER_UID,
+            RESTORE_MARK, SAVE_MARK, SET_MARK, WRITTEN_AS_STATE,
+        },
     },
     LOCAL_TYPE,
 };
 use crate::ruleset::{
-    Condition, CopiedMark, Endpoint, Selector, StateBits, Statement, owned_by, target_named,
+    Condition, CopiedMark, Endpoint, Selector, StateBits, Statement, marked, owned_by, target_named,
 };
-use redirect_core::{
-    rule::{Equality, Match},
-    values::Family,
-};
+use redirect_core::rule::{Equality, Match};
 
 /// `XT_CT_NOTRACK`.
 const XT_NOTRACK: u8 = 1;
@@ -61,13 +62,7 @@ pub(crate) fn extension_match(name: &str, revision: u32, info: &[u8]) -> Option<
         }
         ("mark" | "connmark", 1) => {
             let (value, mask) = (xt::read_u32(info, 0)?, xt::read_u32(info, 4)?);
-            let is = Equality { value, not: *info.get(8)? != 0 };
-            let condition = if name == "mark" {
-                Condition::MarkBits { mask, is }
-            } else {
-                Condition::ConnMarkBits { mask, is }
-            };
-            Some([condition].into())
+            Some([marked(name, mask, Equality { value, not: *info.get(8)? != 0 })].into())
         }
         ("multiport", 1) => match xt::multiport_ports(info)? {
             (MULTIPORT_SOURCE, is) => Some([Condition::SourcePorts(is)].into()),
@@ -147,6 +142,28 @@ fn handed_over(revision: u32, info: &[u8]) -> Option<Statement> {
     Some(Statement::Tproxy { port, mark: Some(mark), ends: true })
 }
 
+/// `nf_nat_ipv4_multi_range_compat` of one range, or of IPv6 the longer `nf_nat_range`: to one port, or to the one that the packet has.
+fn redirected(info: &[u8]) -> Option<Statement> {
+    let (ranges, flags, ports) = match info.len() {
+        xt::size::REDIRECT_V6.. => (1, xt::read_u32(info, 0)?, 36),
+        _ => (xt::read_u32(info, 0)?, xt::read_u32(info, 4)?, 16),
+    };
+    let [a, b, c, d] = read_array(info, ports)?;
+    let port = match (flags, u16::from_be_bytes([a, b]), u16::from_be_bytes([c, d])) {
+        (0, ..) => None,
+        (PORTS_GIVEN, first, last) if first == last && first != 0 => Some(first),
+        _ => return None,
+    };
+    (ranges == 1).then_some(Statement::Redirect(port))
+}
+
+/// `xt_ct_target_info` and `xt_ct_target_info_v1` that choose a zone and nothing else.
+fn zone(info: &[u8]) -> Option<Statement> {
+    let (flags, zone) = (xt::read_u16(info, 0)?, xt::read_u16(info, 2)?);
+    let rest = info.get(4..60)?.iter().all(|byte| *byte == 0);
+    (flags == 0 && rest).then_some(Statement::Zone(zone))
+}
+
 /// What an xt target does.
 pub(crate) fn extension_target(name: &str, revision: u32, info: &[u8]) -> Option<Statement> {
     match (name, revision) {
@@ -160,12 +177,8 @@ pub(crate) fn extension_target(name: &str, revision: u32, info: &[u8]) -> Option
         ("SET", 0..=2) => Some(Statement::Harmless("-j SET".to_owned())),
         ("SET", 3) if info.get(8..10) == Some(&NO_SET) => Some(Statement::Harmless("-j SET".to_owned())),
         ("TPROXY", 0 | 1) => handed_over(revision, info).or_else(|| target_named(name)),
-        ("REDIRECT", 0) if xt::redirects_here(info) => Some(Statement::Redirect(None)),
-        ("REDIRECT" | "CT", _) => {
-            let families = [Family::V4, Family::V6].into_iter();
-            let plain = families.filter_map(|family| xt::decode_target(name, revision, info, family)).next();
-            plain.as_ref().map(Statement::from).or_else(|| target_named(name))
-        }
+        ("REDIRECT", 0) => redirected(info).or_else(|| target_named(name)),
+        ("CT", 1 | 2) => zone(info).or_else(|| target_named(name)),
         _ => target_named(name),
     }
 }

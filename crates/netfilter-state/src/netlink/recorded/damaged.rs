@@ -143,14 +143,13 @@ fn structures_that_differ_in_one_bit_or_end_early_say_something_else() {
     let seen_match = |name: &str, revision: u32, info: &[u8]| {
         let conditions = seen::extension_match(name, revision, info)
             .map(|all| all.iter().map(ToString::to_string).collect::<Vec<_>>().join(" "));
-        let of_plan = crate::expressions::decode::matched(name, revision, info)
-            .map(|all| format!(", as a plan has it: {all:?}"));
+        let of_plan = decode::matched(name, revision, info).map(|all| format!(", as a plan has it: {all:?}"));
         plain(conditions) + &of_plan.unwrap_or_default()
     };
-    let seen_target = |name: &str, revision: u32, info: &[u8], family: Family| {
+    let seen_target = |name: &str, revision: u32, info: &[u8]| {
         let does = seen::extension_target(name, revision, info)
             .map(|does| KernelRule { statements: [does].into(), ..KernelRule::default() }.to_string());
-        let of_plan = xt::decode_target(name, revision, info, family);
+        let of_plan = decode::targeted(name, revision, info);
         plain(does) + &of_plan.map(|target| format!(", as a plan has it: {target:?}")).unwrap_or_default()
     };
     let mut write = |title: String, info: &[u8], read: &dyn Fn(&[u8]) -> String| {
@@ -176,7 +175,7 @@ fn structures_that_differ_in_one_bit_or_end_early_say_something_else() {
             let Some((of, info)) = xt::of_target(&target, family) else { continue };
             for revision in 0..=of.revision + 1 {
                 let title = format!("{family}: -j {} of revision {revision}", of.name);
-                write(title, &info, &|info| seen_target(of.name, revision, info, family));
+                write(title, &info, &|info| seen_target(of.name, revision, info));
             }
         }
     }
