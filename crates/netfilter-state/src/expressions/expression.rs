@@ -32,19 +32,6 @@ impl Expressions<'_> {
         self.expression(name, |data| numbers.iter().for_each(|(kind, number)| data.u32(*kind, *number)));
     }
 
-    #[cfg(test)]
-    pub(crate) fn value_in(&mut self, to: u32, value: &[u8]) {
-        self.expression("immediate", |data| {
-            data.u32(attribute::immediate::REGISTER, to);
-            data.nested(attribute::immediate::DATA, |data| data.bytes(attribute::data::VALUE, value));
-        });
-    }
-
-    #[cfg(test)]
-    pub(crate) fn store_meta(&mut self, key: u32, from: u32) {
-        self.numbers("meta", &[(attribute::meta::KEY, key), (attribute::meta::SOURCE, from)]);
-    }
-
     /// Loads bytes of a packet into this register.
     pub(crate) fn payload_in(&mut self, to: u32, base: u32, offset: u32, length: u32) {
         let numbers = [
@@ -54,28 +41,6 @@ impl Expressions<'_> {
             (attribute::payload::LENGTH, length),
         ];
         self.numbers("payload", &numbers);
-    }
-
-    #[cfg(test)]
-    pub(crate) fn bitwise(&mut self, from: u32, to: u32, mask: &[u8]) {
-        self.expression("bitwise", |data| {
-            data.u32(attribute::bitwise::SOURCE, from);
-            data.u32(attribute::bitwise::DESTINATION, to);
-            for (kind, value) in
-                [(attribute::bitwise::MASK, mask), (attribute::bitwise::XOR, &[0; 8][..mask.len()])]
-            {
-                data.nested(kind, |data| data.bytes(attribute::data::VALUE, value));
-            }
-        });
-    }
-
-    #[cfg(test)]
-    pub(crate) fn compare_in(&mut self, register: u32, value: &[u8]) {
-        self.expression("cmp", |data| {
-            data.u32(attribute::cmp::REGISTER, register);
-            data.u32(attribute::cmp::OPERATOR, operator::EQUAL);
-            data.nested(attribute::cmp::DATA, |data| data.bytes(attribute::data::VALUE, value));
-        });
     }
 
     /// Loads something about a packet.
@@ -123,8 +88,8 @@ impl Expressions<'_> {
             data.u32(attribute::bitwise::SOURCE, register::FIRST);
             data.u32(attribute::bitwise::DESTINATION, register::FIRST);
             data.u32(attribute::bitwise::LENGTH, u32::try_from(mask.len()).unwrap_or_default());
-            data.nested(attribute::bitwise::MASK, |value| value.bytes(attribute::data::VALUE, mask));
-            data.nested(attribute::bitwise::XOR, |value| value.bytes(attribute::data::VALUE, flip));
+            data.value(attribute::bitwise::MASK, mask);
+            data.value(attribute::bitwise::XOR, flip);
         });
     }
 
@@ -134,7 +99,7 @@ impl Expressions<'_> {
         self.expression("cmp", |data| {
             data.u32(attribute::cmp::REGISTER, register::FIRST);
             data.u32(attribute::cmp::OPERATOR, operator);
-            data.nested(attribute::cmp::DATA, |data| data.bytes(attribute::data::VALUE, value));
+            data.value(attribute::cmp::DATA, value);
         });
     }
 
@@ -149,8 +114,8 @@ impl Expressions<'_> {
             data.u32(attribute::range::REGISTER, register::FIRST);
             let operator = if not { operator::NOT_EQUAL } else { operator::EQUAL };
             data.u32(attribute::range::OPERATOR, operator);
-            data.nested(attribute::range::FROM, |data| data.bytes(attribute::data::VALUE, &first));
-            data.nested(attribute::range::TO, |data| data.bytes(attribute::data::VALUE, &last));
+            data.value(attribute::range::FROM, &first);
+            data.value(attribute::range::TO, &last);
         });
     }
 
@@ -190,7 +155,7 @@ impl Expressions<'_> {
     pub(crate) fn value(&mut self, value: &[u8]) {
         self.expression("immediate", |data| {
             data.u32(attribute::immediate::REGISTER, register::FIRST);
-            data.nested(attribute::immediate::DATA, |data| data.bytes(attribute::data::VALUE, value));
+            data.value(attribute::immediate::DATA, value);
         });
     }
 
@@ -370,3 +335,38 @@ pub(crate) const TCP_FLAGS: u32 = 13;
 pub(crate) const SOURCE_PORT: u32 = 0;
 /// Where in the transport header the destination port stands.
 pub(crate) const DESTINATION_PORT: u32 = 2;
+
+/// Expressions that rules of other programs have, and registers that this library does not use.
+#[cfg(test)]
+impl Expressions<'_> {
+    pub(crate) fn value_in(&mut self, to: u32, value: &[u8]) {
+        self.expression("immediate", |data| {
+            data.u32(attribute::immediate::REGISTER, to);
+            data.value(attribute::immediate::DATA, value);
+        });
+    }
+
+    pub(crate) fn store_meta(&mut self, key: u32, from: u32) {
+        self.numbers("meta", &[(attribute::meta::KEY, key), (attribute::meta::SOURCE, from)]);
+    }
+
+    pub(crate) fn bitwise(&mut self, from: u32, to: u32, mask: &[u8]) {
+        self.expression("bitwise", |data| {
+            data.u32(attribute::bitwise::SOURCE, from);
+            data.u32(attribute::bitwise::DESTINATION, to);
+            for (kind, value) in
+                [(attribute::bitwise::MASK, mask), (attribute::bitwise::XOR, &[0; 8][..mask.len()])]
+            {
+                data.value(kind, value);
+            }
+        });
+    }
+
+    pub(crate) fn compare_in(&mut self, register: u32, value: &[u8]) {
+        self.expression("cmp", |data| {
+            data.u32(attribute::cmp::REGISTER, register);
+            data.u32(attribute::cmp::OPERATOR, operator::EQUAL);
+            data.value(attribute::cmp::DATA, value);
+        });
+    }
+}

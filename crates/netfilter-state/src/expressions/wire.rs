@@ -66,6 +66,11 @@ impl MessageWriter {
         });
     }
 
+    /// Data of nf_tables: an attribute of a value.
+    pub(crate) fn value(&mut self, kind: u16, value: &[u8]) {
+        self.nested(kind, |data| data.bytes(attribute::data::VALUE, value));
+    }
+
     /// An attribute of attributes.
     pub(crate) fn nested(&mut self, kind: u16, body: impl FnOnce(&mut Self)) {
         self.attribute(kind | NESTED, body);

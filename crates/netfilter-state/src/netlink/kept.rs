@@ -187,9 +187,7 @@ impl KeptTable {
     /// A transaction that removes the table, whether it exists or not.
     #[must_use]
     pub fn remove(sequence: u32) -> Option<Vec<u8>> {
-        let mut batch = TableBatch::new(sequence, Self::NAME);
-        batch.remove();
-        batch.finish()
+        own_table::removal(sequence, Self::NAME)
     }
 }
 

@@ -141,6 +141,13 @@ pub(super) fn octets(address: IpAddr) -> Vec<u8> {
     }
 }
 
+/// A transaction that removes a table, whether it exists or not.
+pub(super) fn removal(sequence: u32, table: &'static str) -> Option<Vec<u8>> {
+    let mut batch = TableBatch::new(sequence, table);
+    batch.remove();
+    batch.finish()
+}
+
 /// A transaction about one table. All its messages have one number: the first error is as good as any.
 pub(super) struct TableBatch {
     table: &'static str,
@@ -172,7 +179,7 @@ impl TableBatch {
     }
 
     /// Removes the table, whether it exists or not.
-    pub(super) fn remove(&mut self) {
+    fn remove(&mut self) {
         // The first makes sure that the deletion finds one.
         self.part(kind::NEW_TABLE, flags::CREATE, |_| {});
         self.part(kind::DELETE_TABLE, 0, |_| {});
@@ -224,9 +231,7 @@ impl TableBatch {
                 body.nested(attribute::elements::ELEMENTS, |list| {
                     for key in keys {
                         list.nested(attribute::list::ELEMENT, |element| {
-                            element.nested(attribute::element::KEY, |data| {
-                                data.bytes(attribute::data::VALUE, key);
-                            });
+                            element.value(attribute::element::KEY, key);
                         });
                     }
                 });

@@ -71,9 +71,7 @@ fn element(body: &mut MessageWriter, kind: SetKind, key: u128, ends: bool) {
     let bytes = key.to_be_bytes();
     let length = usize::try_from(length(kind)).unwrap_or_default();
     let start = bytes.len().saturating_sub(length);
-    body.nested(attribute::element::KEY, |data| {
-        data.bytes(attribute::data::VALUE, bytes.get(start..).unwrap_or(&bytes));
-    });
+    body.value(attribute::element::KEY, bytes.get(start..).unwrap_or(&bytes));
 }
 
 /// The type of a key.
