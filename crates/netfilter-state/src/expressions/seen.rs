@@ -76,14 +76,29 @@ pub(crate) fn port(value: &[u8]) -> Option<u16> {
 /// What a field is called in nft.
 fn field_name(field: Field) -> Cow<'static, str> {
     match field {
-        Field::Meta(key) => meta_name(key).map_or_else(|| Cow::Owned(format!("meta {key}")), Cow::Borrowed),
+        Field::Meta(meta::ETHERTYPE) => "meta protocol".into(),
+        Field::Meta(meta::IN_INDEX) => "iif".into(),
+        Field::Meta(meta::OUT_INDEX) => "oif".into(),
+        Field::Meta(key) => {
+            field.selected().map_or_else(|| format!("meta {key}").into(), |selector| selector.name().into())
+        }
         Field::Ct(ct::STATE) => "ct state".into(),
         Field::Ct(ct::MARK) => "ct mark".into(),
         Field::Ct(ct::ZONE) | Field::CtOneWay(ct::ZONE, _) => "ct zone".into(),
         Field::Ct(key) | Field::CtOneWay(key, _) => format!("ct {key}").into(),
-        Field::Payload { .. } => payload_name(field).unwrap_or("payload").into(),
+        Field::Payload { .. } => payload_name(field).into(),
         Field::AddressType(Endpoint::Source) => "fib saddr type".into(),
         Field::AddressType(Endpoint::Destination) => "fib daddr type".into(),
+    }
+}
+
+/// What a part of the packet is called in nft.
+const fn payload_name(field: Field) -> &'static str {
+    match field.selected() {
+        Some(Selector::SourcePort) => "sport",
+        Some(Selector::DestinationPort) => "dport",
+        Some(part @ (Selector::Source(_) | Selector::Destination(_) | Selector::TcpFlags)) => part.name(),
+        Some(_) | None => "payload",
     }
 }
 
@@ -94,36 +109,6 @@ fn name_of(origin: ValueOrigin<'_>) -> String {
         ValueOrigin::Value(_) => "value".to_owned(),
         ValueOrigin::Other(name) => name.to_owned(),
     }
-}
-
-const fn meta_name(key: u32) -> Option<&'static str> {
-    Some(match key {
-        meta::MARK => "meta mark",
-        meta::IN_INTERFACE => "iifname",
-        meta::OUT_INTERFACE => "oifname",
-        meta::SOCKET_USER => "meta skuid",
-        meta::SOCKET_GROUP => "meta skgid",
-        meta::FAMILY => "meta nfproto",
-        meta::PROTOCOL => "meta l4proto",
-        meta::ETHERTYPE => "meta protocol",
-        meta::IN_INDEX => "iif",
-        meta::OUT_INDEX => "oif",
-        _ => return None,
-    })
-}
-
-const fn payload_name(field: Field) -> Option<&'static str> {
-    let Field::Payload { base, offset, length } = field else { return None };
-    Some(match (base, offset, length) {
-        (base::NETWORK, 12, 4) => "ip saddr",
-        (base::NETWORK, 16, 4) => "ip daddr",
-        (base::NETWORK, 8, 16) => "ip6 saddr",
-        (base::NETWORK, 24, 16) => "ip6 daddr",
-        (base::TRANSPORT, 0, 2) => "sport",
-        (base::TRANSPORT, 2, 2) => "dport",
-        (base::TRANSPORT, TCP_FLAGS, 1) => "tcp flags",
-        _ => return None,
-    })
 }
 
 /// Reads expressions, one behind the other.
@@ -270,11 +255,7 @@ impl<'a, 's> ExpressionReader<'a, 's> {
             (Field::Payload { .. }, _) => false,
             (Field::Meta(_) | Field::Ct(_) | Field::CtOneWay(..) | Field::AddressType(_), _) => true,
         };
-        if is_known {
-            ValueOrigin::Field(field)
-        } else {
-            ValueOrigin::Other(payload_name(field).unwrap_or("payload"))
-        }
+        if is_known { ValueOrigin::Field(field) } else { ValueOrigin::Other(payload_name(field)) }
     }
 
     /// Packets that lack what was loaded go no farther in the rule.
@@ -369,17 +350,17 @@ impl<'a, 's> ExpressionReader<'a, 's> {
     fn found(&mut self, lookup: LookupExpression<'a>) -> Result<FoundElements, Why> {
         let name = lookup.set().ok_or("a set without a name")?;
         let set = self.sets.get(&name).ok_or("a set")?;
-        let looked_up = self.looked_up.saturating_add(set.len());
+        let looked_up = self.looked_up.saturating_add(set.elements.len());
         if looked_up > MOST_LOOKED_UP {
             return Err("a set, where more is looked up than is followed");
         }
-        let parts = self.registers.parts_looked_up(lookup, set.key_length());
+        let parts = self.registers.parts_looked_up(lookup, set.key_length);
         let found = set.look_up(&name, &parts.ok_or("a set")?)?;
         *self.looked_up = looked_up;
         // A packet that lacks one has none of the set's values; nor does it have any other.
         if !(lookup.is_inverted() && found.among.selectors.len() > 1) {
             let registers = &self.registers;
-            self.lacking.retain(|(origin, _)| !registers.looks_up(lookup, set.key_length(), *origin));
+            self.lacking.retain(|(origin, _)| !registers.looks_up(lookup, set.key_length, *origin));
         }
         Ok(found)
     }

@@ -81,7 +81,7 @@ impl HookedRules {
     pub fn leave_unread(&mut self, family: TableFamily, table: &str, set: &str) {
         let table = self.table(TableName { api: Api::NfTables, family, name: table.to_owned() });
         if let Some(set) = table.sets.get_mut(set) {
-            set.leave_unread();
+            set.is_partial = true;
         }
     }
 

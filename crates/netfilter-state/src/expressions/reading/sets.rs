@@ -62,24 +62,9 @@ impl Set {
         }
     }
 
-    /// Its elements were not read.
-    pub(crate) const fn leave_unread(&mut self) {
-        self.is_partial = true;
-    }
-
     /// Whether its elements begin and end intervals.
     pub(crate) const fn has_intervals(&self) -> bool {
         self.flags & set::INTERVAL != 0
-    }
-
-    /// How many elements it has.
-    pub(crate) const fn len(&self) -> usize {
-        self.elements.len()
-    }
-
-    /// The length of its keys in bytes.
-    pub(crate) const fn key_length(&self) -> usize {
-        self.key_length
     }
 
     /// What a lookup of what registers hold finds.
@@ -319,8 +304,8 @@ mod tests {
         for _ in 0..MOST_ELEMENTS {
             set.take(one.attributes());
         }
-        assert_eq!((set.len(), set.is_partial), (MOST_ELEMENTS, false));
+        assert_eq!((set.elements.len(), set.is_partial), (MOST_ELEMENTS, false));
         set.take(one.attributes());
-        assert_eq!((set.len(), set.is_partial), (MOST_ELEMENTS, true));
+        assert_eq!((set.elements.len(), set.is_partial), (MOST_ELEMENTS, true));
     }
 }

@@ -98,7 +98,6 @@ fn field_is(field: Field, not: bool, value: &[u8], family: Option<Family>) -> Op
     {
         return Some(both_ports(value)?.map(Condition::Plain).into());
     }
-    let one_port = || Some(Equality { value: PortRange::single(port(value)?), not });
     let condition = match field {
         Field::Meta(key) => meta_is(key, not, value)?,
         Field::Ct(ct::MARK) => {
@@ -117,11 +116,9 @@ fn field_is(field: Field, not: bool, value: &[u8], family: Option<Family>) -> Op
         Field::Payload { base: base::TRANSPORT, offset: TCP_FLAGS, length: 1 } => {
             Condition::TcpFlags { mask: u8::MAX, is: Equality { value: *value.first()?, not } }
         }
-        Field::Payload { base: base::TRANSPORT, offset: SOURCE_PORT, length: 2 } => {
-            Condition::Plain(Match::SourcePort(one_port()?))
-        }
-        Field::Payload { base: base::TRANSPORT, offset: DESTINATION_PORT, length: 2 } => {
-            Condition::Plain(Match::DestinationPort(one_port()?))
+        Field::Payload { base: base::TRANSPORT, offset: SOURCE_PORT | DESTINATION_PORT, length: 2 } => {
+            let port = u128::from(port(value)?);
+            within(field.selected()?, (port, port), not)
         }
         // An extension header may come before the transport's.
         Field::Payload { base: base::NETWORK, offset: FIRST_HEADER, length: 1 } => {
@@ -199,33 +196,25 @@ fn masked_is(
 
 fn meta_is(key: u32, not: bool, value: &[u8]) -> Option<Condition> {
     let id = || number(value).map(|value| Equality { value, not });
+    let family = |value: Family| Condition::Family(Equality { value, not });
+    let name = || interface(value).map(|value| Equality { value, not });
+    // The first interface of every network namespace.
+    let lo = || {
+        let value = if number(value)? == LOOPBACK_INDEX { "lo".parse().ok() } else { None };
+        Some(Equality { value: value?, not })
+    };
     Some(match key {
-        meta::FAMILY => {
-            let of = abi::family_of(*value.first()?)?;
-            Condition::Family(Equality { value: of, not })
-        }
-        meta::ETHERTYPE => {
-            let of = match <[u8; 2]>::try_from(value).ok()? {
-                ethertype::IPV4 => Family::V4,
-                ethertype::IPV6 => Family::V6,
-                _ => return None,
-            };
-            Condition::Family(Equality { value: of, not })
-        }
+        meta::FAMILY => family(abi::family_of(*value.first()?)?),
+        meta::ETHERTYPE => family(match <[u8; 2]>::try_from(value).ok()? {
+            ethertype::IPV4 => Family::V4,
+            ethertype::IPV6 => Family::V6,
+            _ => return None,
+        }),
         meta::PROTOCOL => protocol(*value.first()?, not),
-        meta::IN_INTERFACE => {
-            Condition::Plain(Match::InInterface(Equality { value: interface(value)?, not }))
-        }
-        meta::OUT_INTERFACE => {
-            Condition::Plain(Match::OutInterface(Equality { value: interface(value)?, not }))
-        }
-        // The first interface of every network namespace is lo.
-        meta::IN_INDEX if number(value)? == LOOPBACK_INDEX => {
-            Condition::Plain(Match::InInterface(Equality { value: "lo".parse().ok()?, not }))
-        }
-        meta::OUT_INDEX if number(value)? == LOOPBACK_INDEX => {
-            Condition::Plain(Match::OutInterface(Equality { value: "lo".parse().ok()?, not }))
-        }
+        meta::IN_INTERFACE => Condition::Plain(Match::InInterface(name()?)),
+        meta::OUT_INTERFACE => Condition::Plain(Match::OutInterface(name()?)),
+        meta::IN_INDEX => Condition::Plain(Match::InInterface(lo()?)),
+        meta::OUT_INDEX => Condition::Plain(Match::OutInterface(lo()?)),
         meta::MARK => Condition::MarkBits { mask: u32::MAX, is: id()? },
         meta::SOCKET_USER => Condition::Plain(Match::OwnerUid(id()?)),
         meta::SOCKET_GROUP => Condition::Plain(Match::OwnerGid(id()?)),
