@@ -130,20 +130,18 @@ impl FoundRouting {
             }
             RoutingItem::Route(..) => false,
         };
-        let usual =
-            named.iter().map(|(_, table)| *table).filter(|table| *table != AmbientRedirect::ANSWER_TABLE);
-        let mut tables: BTreeSet<(Family, RouteTable)> =
-            usual.flat_map(|table| Family::BOTH.map(|family| (family, table))).collect();
-        tables.extend(found.iter().filter(|one| ours(&one.item)).filter_map(|one| match one.item {
-            RoutingItem::Rule(family, _, table) => Some((family, table)),
-            RoutingItem::LoopbackAddress | RoutingItem::Route(..) => None,
-        }));
         let rules = || {
             found.iter().filter_map(|one| match one.item {
                 RoutingItem::Rule(family, _, table) => Some((ours(&one.item), family, table)),
                 RoutingItem::LoopbackAddress | RoutingItem::Route(..) => None,
             })
         };
+        let usual =
+            named.iter().map(|(_, table)| *table).filter(|table| *table != AmbientRedirect::ANSWER_TABLE);
+        let mut tables: BTreeSet<(Family, RouteTable)> =
+            usual.flat_map(|table| Family::BOTH.map(|family| (family, table))).collect();
+        let own = rules().filter(|(is_ours, ..)| *is_ours);
+        tables.extend(own.map(|(_, family, table)| (family, table)));
         for (_, family, table) in rules().filter(|(is_ours, ..)| !is_ours) {
             // Beside other routes another program has no use for it, and a table that was chosen was free.
             let is_beside = |one: &Self| {

@@ -312,17 +312,13 @@ fn phases(observed: &Observation, goal: &Goal<'_>) -> (Vec<Step>, Vec<Step>) {
     for variant in Variant::ALL {
         for family in Family::BOTH {
             let found = observed.rules(variant).of(family);
-            if goal.rules_in == RulesIn::Iptables(variant) {
-                let (takes_over, lets_go) = iptables(found, goal, family);
-                first.iptables.push((variant, family, takes_over));
-                second.iptables.push((variant, family, lets_go));
+            let (takes_over, lets_go) = if goal.rules_in == RulesIn::Iptables(variant) {
+                iptables(found, goal, family)
             } else {
-                second.iptables.push((
-                    variant,
-                    family,
-                    IptablesChange::between(found, &FamilyRules::default()),
-                ));
-            }
+                (IptablesChange::default(), IptablesChange::between(found, &FamilyRules::default()))
+            };
+            first.iptables.push((variant, family, takes_over));
+            second.iptables.push((variant, family, lets_go));
         }
     }
     (first.native, second.native) = native(&observed.native, goal);

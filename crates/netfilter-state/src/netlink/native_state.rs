@@ -346,14 +346,10 @@ impl NativeTable {
         self.is_dormant() == other.is_dormant()
             && self.chains.len() == other.chains.len()
             && self.chains.iter().zip(&other.chains).all(|((name, one), (other_name, two))| {
-                name == other_name && self.same_chain(one, other, two)
+                let mut rules = one.rules.iter().zip(&two.rules);
+                (name, &one.hook, one.rules.len()) == (other_name, &two.hook, two.rules.len())
+                    && rules.all(|(one, two)| self.same_rule(one, other, two))
             })
-    }
-
-    fn same_chain(&self, one: &NativeChain, other: &Self, two: &NativeChain) -> bool {
-        one.hook == two.hook
-            && one.rules.len() == two.rules.len()
-            && one.rules.iter().zip(&two.rules).all(|(one, two)| self.same_rule(one, other, two))
     }
 
     /// Whether a rule of this table says the same as one of another.

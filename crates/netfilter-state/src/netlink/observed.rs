@@ -195,15 +195,8 @@ impl Observed {
     /// `None` if no other program has any.
     #[must_use]
     pub fn chains_to_read(&self, family: Family, table: Table) -> Option<Vec<Chain>> {
-        let chains: Vec<&Chain> = self
-            .families
-            .of(family)
-            .tables
-            .get(&table)
-            .into_iter()
-            .flatten()
-            .map(|(chain, _)| chain)
-            .collect();
+        let of_table = self.families.of(family).tables.get(&table);
+        let chains: Vec<&Chain> = of_table.into_iter().flat_map(BTreeMap::keys).collect();
         let have_others = chains.iter().copied().any(is_others_chain);
         have_others.then(|| chains.into_iter().filter(|chain| !is_others_chain(chain)).cloned().collect())
     }

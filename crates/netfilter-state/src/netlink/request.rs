@@ -50,13 +50,12 @@ impl Question<'_> {
     }
 
     /// Its type, its flags and its family.
-    const fn head(self) -> (u16, u16, u8) {
+    fn head(self) -> (u16, u16, u8) {
         const ALL: u8 = family::UNSPECIFIED;
         match self {
             Self::Generation => (kind::GET_GENERATION, 0, ALL),
             Self::Tables => (kind::GET_TABLE, flags::DUMP, ALL),
-            Self::Chains(None) => (kind::GET_CHAIN, flags::DUMP, ALL),
-            Self::Chains(Some(of)) => (kind::GET_CHAIN, flags::DUMP, table_family_number(of)),
+            Self::Chains(of) => (kind::GET_CHAIN, flags::DUMP, of.map_or(ALL, table_family_number)),
             Self::Rules => (kind::GET_RULE, flags::DUMP, ALL),
             Self::RulesOfTable(of, _) | Self::RulesOfChain(of, ..) => {
                 (kind::GET_RULE, flags::DUMP, table_family_number(of))

@@ -386,10 +386,8 @@ fn planned_shape(table: Table, hook: Hook, rule: &Rule) -> Option<Shape> {
             return (table != Table::Raw && !is.not).then_some(Shape::Interface);
         }
         (Hook::Prerouting, [Match::Protocol(_), Match::Mark(is)], Target::SaveMark)
-        | (Hook::Output, [Match::OutInterface(_), Match::Protocol(_), Match::Mark(is)], Target::Return) => {
-            is.value.whole().filter(|_| !is.not)
-        }
-        (Hook::Output, [Match::Protocol(_), Match::ConnMark(is)], Target::RestoreMark) => {
+        | (Hook::Output, [Match::OutInterface(_), Match::Protocol(_), Match::Mark(is)], Target::Return)
+        | (Hook::Output, [Match::Protocol(_), Match::ConnMark(is)], Target::RestoreMark) => {
             is.value.whole().filter(|_| !is.not)
         }
         // With strict capture the guard's mark stands beside it.
