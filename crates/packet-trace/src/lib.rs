@@ -64,7 +64,7 @@ use std::{
     collections::BTreeSet,
     net::{IpAddr, SocketAddr},
 };
-use walk::{TracePath, WalkInput, WorkBudget};
+use walk::{WalkInput, Ways, WorkBudget};
 
 /// Work limit of one trace: another program may craft a ruleset that takes any amount.
 const MOST_WORK: usize = 1_000_000;
@@ -253,10 +253,8 @@ impl Packet {
         WalkInput {
             is_local: matches!(self.sender, Sender::Local { .. }),
             translated_to: self.connection.translated_to,
-            own: None,
             asks_route: true,
-            names_client: false,
-            repeats: None,
+            ..WalkInput::default()
         }
     }
 }
@@ -551,11 +549,9 @@ impl TraceRules {
     /// The path of a packet through these rules. A packet of another family meets none of them.
     #[must_use]
     pub fn trace(&self, packet: &Packet) -> Trace {
-        let Followed { mut ways, may, unknown } = self.ways(packet, true);
-        let (steps, decided) = match ways.drain(..).next() {
-            Some(way) => (way.steps, way.decided),
-            None => (Vec::new(), None),
-        };
+        let (Ways { ways, unknown, .. }, may) = self.ways(packet, true);
+        let first = ways.into_iter().next().map(|way| (way.steps, way.decided));
+        let (steps, decided) = first.unwrap_or_default();
         let unknown = if may.len() > 1 { unknown } else { BTreeSet::new() };
         Trace { packet: packet.clone(), steps, decided, may, unknown }
     }
@@ -563,13 +559,13 @@ impl TraceRules {
     /// Where a packet ends: the end of its [`trace`](Self::trace), at lower cost.
     #[must_use]
     pub fn fate(&self, packet: &Packet) -> Fate {
-        fate(&self.ways(packet, false).may)
+        fate(&self.ways(packet, false).1)
     }
 
-    fn ways(&self, packet: &Packet, records: bool) -> Followed {
+    /// The possible paths of a packet, and where they end.
+    fn ways(&self, packet: &Packet, records: bool) -> (Ways, BTreeSet<Fate>) {
         if packet.family() != self.family {
-            let may = [Fate::Untouched].into();
-            return Followed { ways: Vec::new(), may, unknown: BTreeSet::new() };
+            return (Ways::default(), [Fate::Untouched].into());
         }
         let (mut work, mut packets) = (WorkBudget::of(MOST_WORK), packet.packets());
         if packet.interface == Interface::Elsewhere {
@@ -577,15 +573,8 @@ impl TraceRules {
         }
         let found = walk::all(self, &packets, &packet.given(), &mut work, records);
         let may = found.ways.iter().map(|way| way.fate).collect();
-        Followed { ways: found.ways, may, unknown: found.unknown }
+        (found, may)
     }
-}
-
-/// The possible paths of one packet.
-struct Followed {
-    ways: Vec<TracePath>,
-    may: BTreeSet<Fate>,
-    unknown: BTreeSet<Unknown>,
 }
 
 impl std::fmt::Display for Fate {
