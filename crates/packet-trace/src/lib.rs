@@ -36,6 +36,7 @@
 // What is pure, clippy.toml says; tests read recordings.
 #![cfg_attr(test, allow(clippy::disallowed_methods, clippy::disallowed_types))]
 
+mod conditions;
 mod difference;
 pub mod interference;
 #[cfg(feature = "serde")]

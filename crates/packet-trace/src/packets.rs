@@ -7,7 +7,7 @@ use redirect_core::{
     rule::Protocol,
     values::{Family, InterfaceName},
 };
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 /// What packets differ in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -265,6 +265,14 @@ pub(super) fn loopback(family: Family) -> RangeSet {
     match family {
         Family::V4 => RangeSet::range(0x7f00_0000, 0x7fff_ffff),
         Family::V6 => RangeSet::one(1),
+    }
+}
+
+/// The loopback address of a family that everything uses.
+pub(crate) const fn localhost(family: Family) -> IpAddr {
+    match family {
+        Family::V4 => IpAddr::V4(Ipv4Addr::LOCALHOST),
+        Family::V6 => IpAddr::V6(Ipv6Addr::LOCALHOST),
     }
 }
 

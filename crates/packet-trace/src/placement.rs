@@ -491,10 +491,7 @@ fn is_in(route: &Route, family: Family, table: RouteTable) -> bool {
 }
 
 fn own_route(family: Family, table: RouteTable) -> Route {
-    let everything = match family {
-        Family::V4 => IpAddr::from([0; 4]),
-        Family::V6 => IpAddr::from([0_u16; 8]),
-    };
+    let everything = family.address(0);
     Route {
         family,
         table: table.number(),

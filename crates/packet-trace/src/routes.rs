@@ -2,6 +2,7 @@
 //! routes of each table, the longest prefix first.
 
 use super::{
+    conditions::Test,
     packets::{VariedField, interface, of_net},
     set::RangeSet,
 };
@@ -34,7 +35,7 @@ pub(super) struct Routes {
 #[derive(Debug, Clone)]
 pub(super) struct RouteRule {
     /// The conditions, all of which a packet must fulfil; ...
-    pub(super) tests: Vec<RouteTest>,
+    pub(super) tests: Vec<Test>,
     /// ... or not all of which, if inverted.
     pub(super) not: bool,
     pub(super) leads: RuleEnd,
@@ -48,8 +49,7 @@ pub(super) enum RuleEnd {
     Table(u32, Option<u32>),
     /// The rule of this number.
     Goto(usize),
-    /// The next rule.
-    Nothing,
+    /// This, with whatever packet.
     Ends(RouteEnd),
 }
 
@@ -63,24 +63,6 @@ pub(super) struct RouteStep {
     pub(super) leads: RouteEnd,
     /// The number of its words among those of routes.
     words: usize,
-}
-
-/// A condition of a policy rule.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum RouteTest {
-    Mark(u32, u32),
-    From(RangeSet),
-    To(RangeSet),
-    /// Protocol or ports.
-    Of(VariedField, RangeSet),
-    /// It came in by this interface; by `lo`, if the pod sends it.
-    CameIn(u128),
-    /// The user of its socket.
-    Users(RangeSet),
-    /// A socket is bound to an interface; assumed of none.
-    Bound,
-    /// Undetermined.
-    Unknown,
 }
 
 /// Where a packet is sent.
@@ -115,6 +97,9 @@ const WORDS: [&str; 5] = [
 impl Routes {
     pub(super) fn of(tables: &RouteTables, family: Family) -> Self {
         let rules: Vec<&PolicyRule> = tables.rules.iter().filter(|rule| rule.family == family).collect();
+        let is_added_local = |route: &Route| {
+            route.family == family && route.kind == RouteKind::Local && route.table != RouteTables::LOCAL
+        };
         let mut routes = Self {
             rules: Vec::new(),
             tables: BTreeMap::new(),
@@ -125,7 +110,7 @@ impl Routes {
             looks_at_class: rules.iter().any(|rule| !rule.unknown.is_empty())
                 || tables.routes.iter().any(|route| route.unknown),
             validates_sources: family == Family::V4
-                && (rules.iter().any(is_added) || has_local_of_others(tables)),
+                && (rules.iter().any(is_added) || tables.routes.iter().any(is_added_local)),
             of_routes: Vec::new(),
         };
         let mut by_table: BTreeMap<u32, Vec<&Route>> = BTreeMap::new();
@@ -143,9 +128,10 @@ impl Routes {
                 // One that leads nowhere does nothing. The kernel lists rules by priority.
                 RuleAction::Goto(priority) => {
                     let to = rules.partition_point(|one| one.priority < priority);
-                    if to > number && to < rules.len() { RuleEnd::Goto(to) } else { RuleEnd::Nothing }
+                    let leads = to > number && to < rules.len();
+                    if leads { RuleEnd::Goto(to) } else { RuleEnd::Ends(RouteEnd::Next) }
                 }
-                RuleAction::Nop => RuleEnd::Nothing,
+                RuleAction::Nop => RuleEnd::Ends(RouteEnd::Next),
                 RuleAction::Blackhole | RuleAction::Unreachable | RuleAction::Prohibit => {
                     RuleEnd::Ends(RouteEnd::Lost)
                 }
@@ -223,14 +209,6 @@ fn is_added(rule: &&PolicyRule) -> bool {
     !usual.iter().any(|(priority, table)| **rule == PolicyRule::lookup(rule.family, *priority, *table))
 }
 
-/// Whether a local route was added.
-fn has_local_of_others(tables: &RouteTables) -> bool {
-    let is_others = |route: &Route| {
-        route.family == Family::V4 && route.kind == RouteKind::Local && route.table != RouteTables::LOCAL
-    };
-    tables.routes.iter().any(is_others)
-}
-
 /// The addresses with routes of these kinds in the table of the namespace's own addresses.
 fn delivered_here(tables: &RouteTables, family: Family) -> RangeSet {
     let is_kind = |kind| matches!(kind, RouteKind::Local | RouteKind::Broadcast | RouteKind::Anycast);
@@ -252,20 +230,21 @@ fn local(tables: &RouteTables, family: Family) -> RangeSet {
     })
 }
 
-fn tests_of(rule: &PolicyRule) -> Vec<RouteTest> {
+fn tests_of(rule: &PolicyRule) -> Vec<Test> {
     let mut tests = Vec::new();
     let range = |(first, last): (u16, u16)| RangeSet::range(first.into(), last.into());
-    tests.extend(rule.mark.map(|(value, mask)| RouteTest::Mark(value & mask, mask)));
-    tests.extend(rule.from.as_ref().map(|net| RouteTest::From(of_net(net))));
-    tests.extend(rule.to.as_ref().map(|net| RouteTest::To(of_net(net))));
-    tests.extend(rule.protocol.map(|one| RouteTest::Of(VariedField::Protocol, RangeSet::one(one.into()))));
-    tests.extend(rule.source_ports.map(|ports| RouteTest::Of(VariedField::SourcePort, range(ports))));
-    tests.extend(rule.ports.map(|ports| RouteTest::Of(VariedField::Port, range(ports))));
-    tests.extend(rule.out_interface.as_ref().map(|_| RouteTest::Bound));
-    tests.extend(rule.in_interface.as_deref().map(|name| RouteTest::CameIn(interface(name))));
-    tests
-        .extend(rule.users.map(|(first, last)| RouteTest::Users(RangeSet::range(first.into(), last.into()))));
-    tests.extend(rule.unknown.first().map(|_| RouteTest::Unknown));
+    let users = |(first, last): (u32, u32)| RangeSet::range(first.into(), last.into());
+    tests.extend(rule.mark.map(|(value, mask)| Test::Bits(VariedField::Mark, value & mask, mask, false)));
+    tests.extend(rule.from.as_ref().map(|net| Test::In(VariedField::Source, of_net(net))));
+    tests.extend(rule.to.as_ref().map(|net| Test::In(VariedField::Destination, of_net(net))));
+    tests.extend(rule.protocol.map(|one| Test::In(VariedField::Protocol, RangeSet::one(one.into()))));
+    tests.extend(rule.source_ports.map(|ports| Test::In(VariedField::SourcePort, range(ports))));
+    tests.extend(rule.ports.map(|ports| Test::In(VariedField::Port, range(ports))));
+    // That a socket is bound to an interface is assumed of none.
+    tests.extend(rule.out_interface.as_ref().map(|_| Test::Always(false)));
+    tests.extend(rule.in_interface.as_deref().map(|name| Test::ComesIn(RangeSet::one(interface(name)))));
+    tests.extend(rule.users.map(|ids| Test::Owner(VariedField::User, users(ids))));
+    tests.extend(rule.unknown.first().map(|_| Test::Unknown));
     tests
 }
 

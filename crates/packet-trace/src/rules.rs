@@ -1,19 +1,18 @@
 //! Everything that hangs on the hooks for one family, made ready to be walked.
 
 mod accepted;
-mod conditions;
 mod marks;
 mod planned;
 mod runs;
 
 pub(super) use accepted::Skipped;
-pub(super) use conditions::{Test, of_flags};
 use marks::Marks;
 use planned::Planned;
 use runs::{Run, find_runs};
 
 use super::{
     RuleLocation, RuleOrigin,
+    conditions::Test,
     packets::{LO, VariedField, interface, link_local, loopback, number, of_names},
     routes::Routes,
     set::RangeSet,
@@ -23,7 +22,7 @@ use netfilter_state::{
     routing::{FoundRouting, RoutingItem},
     ruleset::{
         Api, Base, ChainState, Condition, HookList, HookOwner, HookedRules, InterfaceDirection, KernelRule,
-        Plain, Statement, TableFamily, TableName, TableState, VerdictMap,
+        Plain, Statement, TableFamily, TableName, TableState, VerdictMap, built_in,
     },
     saved::Dump,
 };
@@ -148,10 +147,8 @@ pub(super) struct WalkedRule {
 /// Where a statement leads to.
 #[derive(Debug, Clone)]
 pub(super) enum Next {
-    /// Nowhere, or to a missing chain.
-    Nowhere,
-    /// To a chain.
-    To(usize),
+    /// To a chain; nowhere if it is missing, or none is named.
+    To(Option<usize>),
     /// To the next one, for packets that fulfil this.
     If(Test),
     /// To the result of a lookup in a map.
@@ -233,7 +230,8 @@ impl TraceRules {
         let mut rules = Self::empty(family);
         for (table, chains) in tables {
             for (chain, planned) in chains {
-                let base = if let Chain::Hook(hook) = &chain { Some(base_of(table, *hook)) } else { None };
+                let base =
+                    if let Chain::Hook(hook) = &chain { built_in(table.name(), *hook, false) } else { None };
                 let ours = if let Chain::Ours(ours) = &chain { Some(*ours) } else { None };
                 let rules_of_chain = planned.iter().map(|planned| {
                     let mut rule = WalkedRule::of(seen(planned.rule()), family);
@@ -264,7 +262,34 @@ impl TraceRules {
         family: Family,
         plan: Option<&RulePlan>,
     ) -> Self {
-        Self::read(ruleset, routing, &Reading::of(ruleset, family, plan))
+        let reading = Reading::of(ruleset, family, plan);
+        let mut rules = Self::empty(family);
+        for (name, table) in ruleset.tables.iter().filter(|(name, _)| name.family.covers(family)) {
+            let updated = updated_sets(table);
+            for (chain_name, chain) in &table.chains {
+                // A dormant table's chains hang on no hook, and on no interface.
+                if let Some(device) = chain.device.as_ref().filter(|_| !table.dormant) {
+                    rules.devices.push((device.direction, of_names(&device.devices), rules.chains.len()));
+                }
+                let base = chain.base.filter(|_| !table.dormant);
+                let mut walked = reading.chain(name, (chain_name, chain), base, &updated);
+                // The kernel has a chain for every jump: one that is missing was not read, or is another program's target.
+                walked.doubt_unread(|to| !table.chains.contains_key(to));
+                if chain.is_partial {
+                    walked.rules.push(WalkedRule {
+                        is_unread: true,
+                        ..WalkedRule::unknown("more rules than are read".into(), family)
+                    });
+                }
+                rules.chains.push(walked);
+            }
+        }
+        if let Some(hooks) = &ruleset.hooks {
+            rules.add_unread(hooks, ruleset);
+        }
+        let routing: Vec<RoutingItem> =
+            routing.iter().filter(|found| found.works()).map(|found| found.item).collect();
+        rules.finish(&routing)
     }
 
     /// What iptables-save printed of a network namespace: all its rules, if no others are there. Routing, which it does not print, is taken to
@@ -287,36 +312,6 @@ impl TraceRules {
     pub fn of_dump(dump: &Dump, plan: &RulePlan) -> Self {
         let routing: Vec<FoundRouting> = FoundRouting::all_working(plan);
         Self::of_ruleset(dump.ruleset(), &routing, dump.family(), Some(plan))
-    }
-
-    fn read(ruleset: &HookedRules, routing: &[FoundRouting], reading: &Reading<'_>) -> Self {
-        let mut rules = Self::empty(reading.family);
-        for (name, table) in ruleset.tables.iter().filter(|(name, _)| name.family.covers(reading.family)) {
-            let updated = updated_sets(table);
-            for (chain_name, chain) in &table.chains {
-                // A dormant table's chains hang on no hook, and on no interface.
-                if let Some(device) = chain.device.as_ref().filter(|_| !table.dormant) {
-                    rules.devices.push((device.direction, of_names(&device.devices), rules.chains.len()));
-                }
-                let base = chain.base.filter(|_| !table.dormant);
-                let mut walked = reading.chain(name, (chain_name, chain), base, &updated);
-                // The kernel has a chain for every jump: one that is missing was not read, or is another program's target.
-                walked.doubt_unread(|to| !table.chains.contains_key(to));
-                if chain.is_partial {
-                    walked.rules.push(WalkedRule {
-                        is_unread: true,
-                        ..WalkedRule::unknown("more rules than are read".into(), reading.family)
-                    });
-                }
-                rules.chains.push(walked);
-            }
-        }
-        if let Some(hooks) = &ruleset.hooks {
-            rules.add_unread(hooks, ruleset);
-        }
-        let routing: Vec<RoutingItem> =
-            routing.iter().filter(|found| found.works()).map(|found| found.item).collect();
-        rules.finish(&routing)
     }
 
     /// The same, of a network namespace with these addresses, which rules may ask for.
@@ -621,17 +616,6 @@ const fn order(base: Base) -> (i32, i32) {
     }
 }
 
-fn base_of(table: Table, hook: Hook) -> Base {
-    let kind = table.chain_type(hook);
-    Base {
-        hook,
-        priority: table.priority(hook),
-        is_nat: kind == "nat",
-        drops: false,
-        reroutes: kind == "route",
-    }
-}
-
 fn holds_plans_table(name: &TableName, table: Table) -> bool {
     match name.family {
         TableFamily::Inet => {
@@ -736,7 +720,7 @@ impl Next {
         if let Statement::If(condition) = statement {
             return Self::If(Test::of(condition, family));
         }
-        chain(statement).map_or(Self::Nowhere, Self::To)
+        Self::To(chain(statement))
     }
 }
 

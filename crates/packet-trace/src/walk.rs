@@ -645,7 +645,7 @@ impl<'a> Walk<'a> {
         &mut self,
         chain: &WalkedChain,
         rule: &'a WalkedRule,
-        tests: &[super::rules::Test],
+        tests: &[super::conditions::Test],
     ) -> Result<bool, Split> {
         let mut unknown = None;
         for (number, test) in tests.iter().enumerate() {

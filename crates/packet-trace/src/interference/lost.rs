@@ -12,10 +12,11 @@ use super::{
 };
 use crate::{
     Fate, Listener, Packet,
+    conditions::Test,
     difference::Region,
     packets::{Packets, VariedField, number, state},
     routes::{BOUND_TO_LINK, NO_RECEIVER, RouteEnd, words_of},
-    rules::{ChainRule, Skipped, Test, TraceRules},
+    rules::{ChainRule, Skipped, TraceRules},
     set::RangeSet,
     walk::{self, Cause, RouteLookup, TracePath, WalkInput, Ways, WorkBudget, routed},
 };
@@ -59,14 +60,11 @@ impl Findings {
 
     /// The surest first. Omits a "may" finding for traffic that a certain finding covers.
     pub(crate) fn into_sorted(mut self) -> Vec<Finding> {
-        let certain: Vec<_> =
-            self.found.iter().filter(|((.., severity), _)| *severity == Certainty::Does).collect();
+        let certain = self.found.values().filter(|finding| finding.severity == Certainty::Does);
         let certain: Vec<_> = certain
-            .into_iter()
-            .map(|((place, effect, _), one)| (place.clone(), *effect, one.traffic.clone()))
+            .map(|one| ((one.place.clone(), one.effect, Certainty::May), one.traffic.clone()))
             .collect();
-        for (place, effect, traffic) in certain {
-            let key = (place, effect, Certainty::May);
+        for (key, traffic) in certain {
             if let Some(uncertain) = self.found.get_mut(&key) {
                 uncertain.traffic.retain(|one| !traffic.contains(one));
                 if uncertain.traffic.is_empty() {
@@ -250,9 +248,7 @@ impl<'a> Without<'a> {
             for (effect, cause, by) in met {
                 let is_sure = !are_doubtful && !judge.is_marked(&way) && !are_related(&way.packets);
                 let severity = if is_sure { Certainty::Does } else { Certainty::May };
-                let example = Some(example(judge.is_sent, &way.packets));
-                let finding = Finding { example, ..judge.finding(severity, effect, cause) };
-                accepted.0.entry(by).or_default().add(finding);
+                accepted.0.entry(by).or_default().add(judge.finding(&way, severity, effect, cause));
                 without.extend(skipped_for(cause));
             }
             let rules = self.rules(&without, work);
@@ -332,11 +328,9 @@ impl Judge<'_> {
             ways.map(|(way, blamed)| blamed.filter(|_| self.is_lost(way))).collect();
         for (number, (way, blamed)) in self.found.ways.iter().zip(&blamed).enumerate() {
             let Some((effect, cause)) = blamed else { continue };
-            let severity =
-                if self.is_lost(way) { self.severity(number, &lost, *effect) } else { Certainty::May };
+            let severity = self.severity(number, &lost, *effect);
             for cause in self.each(way, *cause) {
-                let example = Some(example(self.is_sent, &way.packets));
-                findings.add(Finding { example, ..self.finding(severity, *effect, cause) });
+                findings.add(self.finding(way, severity, *effect, cause));
             }
         }
     }
@@ -487,17 +481,16 @@ impl Judge<'_> {
     /// what may lose them then does.
     fn severity(&self, number: usize, lost: &[Option<(Effect, Cause)>], effect: Effect) -> Certainty {
         let may = matches!(effect, Effect::Queues | Effect::Unknown | Effect::Rewrites | Effect::Unfollowed);
-        let is_unknown = self.found.ways.get(number).is_none_or(|way| way.fate == Fate::Unknown);
-        let is_unusual = |way: &TracePath| are_related(&way.packets) || self.is_marked(way);
-        if may || is_unknown || self.found.ways.get(number).is_none_or(is_unusual) {
+        let (Some(way), Some(Some((_, cause)))) = (self.found.ways.get(number), lost.get(number)) else {
+            return Certainty::May;
+        };
+        let is_unusual = are_related(&way.packets) || self.is_marked(way);
+        if may || way.fate == Fate::Unknown || is_unusual {
             return Certainty::May;
         }
         if !self.found.are_doubtful {
             return Certainty::Does;
         }
-        let (Some(way), Some(Some((_, cause)))) = (self.found.ways.get(number), lost.get(number)) else {
-            return Certainty::May;
-        };
         let place = self.order(*cause);
         let is_certain = self.found.ways.iter().zip(lost).enumerate().all(|(other, (another, blamed))| {
             other == number
@@ -552,18 +545,20 @@ impl Judge<'_> {
         about
     }
 
-    fn finding(&self, severity: Certainty, effect: Effect, cause: Cause) -> Finding {
+    fn finding(&self, way: &TracePath, severity: Certainty, effect: Effect, cause: Cause) -> Finding {
+        let example = example(self.is_sent, &way.packets);
         let (place, rule) = match cause {
             Cause::Rule(rule) => {
                 (self.place(rule.base, Some(rule)), self.live.rule(rule).map(|rule| rule.seen.to_string()))
             }
             Cause::Policy(base) => (self.place(base, None), None),
             Cause::Nothing => (RuleRef::table(TableName::of_family(self.live.family)), None),
-            Cause::Route(words) => return of_route(self.live, severity, words, self.traffic),
+            Cause::Route(words) => return of_route(self.live, severity, words, (self.traffic, example)),
         };
         Finding {
             rule: rule.unwrap_or_default(),
             traffic: [self.traffic].into(),
+            example: Some(example),
             ..Finding::of_place(severity, effect, place)
         }
     }
@@ -583,12 +578,18 @@ impl Judge<'_> {
     }
 }
 
-/// A policy rule or route keeps packets from the pod: the one with these words.
-fn of_route(live: &TraceRules, severity: Certainty, words: usize, traffic: (Family, Traffic)) -> Finding {
+/// A policy rule or route keeps packets of this traffic from the pod: the one with these words.
+fn of_route(
+    live: &TraceRules,
+    severity: Certainty,
+    words: usize,
+    (traffic, example): ((Family, Traffic), Packet),
+) -> Finding {
     let place = RuleRef { rule: Some(words), ..RuleRef::table(TableName::of_family(live.family)) };
     Finding {
         rule: words_of(live.routes.as_ref(), words).unwrap_or_default(),
         traffic: [traffic].into(),
+        example: Some(example),
         ..Finding::of_place(severity, Effect::Routes, place)
     }
 }
@@ -602,8 +603,8 @@ fn search_routes(starts: &[Start], live: &TraceRules, findings: &mut Findings) {
             // What has no route at all is for an address that is just coming or going.
             let is_taken = matches!(way.end, RouteEnd::Out(_) | RouteEnd::Lost) && way.rule.is_some();
             if is_taken {
-                let example = Some(example(true, &way.packets));
-                findings.add(Finding { example, ..of_route(live, severity, way.words, traffic) });
+                let lost = (traffic, example(true, &way.packets));
+                findings.add(of_route(live, severity, way.words, lost));
             }
         }
     }

@@ -3,9 +3,10 @@
 
 use super::{PodTraffic, Traffic};
 use crate::{
-    packets::{LO, Packets, VariedField, loopback, number, state},
+    conditions::of_flags,
+    packets::{LO, Packets, VariedField, localhost, loopback, number, state},
     routes::RouteEnd,
-    rules::{TraceRules, of_flags},
+    rules::TraceRules,
     set::RangeSet,
     walk::{MOST_MARKS, RouteLookup, WalkInput, routed},
 };
@@ -16,7 +17,7 @@ use redirect_core::{
     settings::Key,
     values::{Family, is_routable},
 };
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::IpAddr;
 
 /// The port of DNS.
 const DNS: u16 = 53;
@@ -245,13 +246,6 @@ fn all(addresses: &[IpAddr]) -> RangeSet {
 
 fn lo() -> RangeSet {
     RangeSet::one(LO)
-}
-
-const fn localhost(family: Family) -> IpAddr {
-    match family {
-        Family::V4 => IpAddr::V4(Ipv4Addr::LOCALHOST),
-        Family::V6 => IpAddr::V6(Ipv6Addr::LOCALHOST),
-    }
 }
 
 /// The sets of flags of a segment that opens a connection: a sender that offers ECN sets two more, and data one.

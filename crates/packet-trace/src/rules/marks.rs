@@ -53,7 +53,7 @@ impl WalkedRule {
                 Next::By(Answers::Each(elements)) => {
                     elements.iter().for_each(|element| element.test.each(take));
                 }
-                Next::By(Answers::OfField(..)) | Next::Nowhere | Next::To(_) => {}
+                Next::By(Answers::OfField(..)) | Next::To(_) => {}
             }
         }
     }

@@ -2,8 +2,8 @@
 
 use super::{
     super::{
+        conditions::Test,
         packets::{FieldMatch, LO, MarkNow, VariedField, number, state},
-        rules::Test,
         set::RangeSet,
     },
     Interface, Split, Tracking, Unknown, Walk,

@@ -3,8 +3,9 @@
 use super::{
     super::{
         Outcome, PacketEdit, RuleOrigin, TraceEvent,
+        conditions::Test,
         packets::{FieldMatch, VariedField, interface_name},
-        rules::{Test, WalkedChain, WalkedRule},
+        rules::{WalkedChain, WalkedRule},
     },
     Interface, Walk, place,
 };

@@ -3,10 +3,11 @@
 use super::{
     super::{
         Fate, PacketEdit, TraceEvent,
+        conditions::Test,
         packets::{FieldMatch, LO, Packets, VariedField, link_local, loopback, number, state},
         routes::{
-            BOUND_TO_LINK, LOOPBACK_IS_DOWN, NO_ROUTE, RouteEnd, RouteRule, RouteStep, RouteTest, Routes,
-            RuleEnd, SOURCE_NOT_LOCAL, words_of,
+            BOUND_TO_LINK, LOOPBACK_IS_DOWN, NO_ROUTE, RouteEnd, RouteRule, RouteStep, Routes, RuleEnd,
+            SOURCE_NOT_LOCAL, words_of,
         },
         rules::TraceRules,
         set::RangeSet,
@@ -291,7 +292,7 @@ impl<'a> Walk<'a> {
                     }
                 }
                 RuleEnd::Ends(end) => (end, routes.number(number, None)),
-                RuleEnd::Goto(_) | RuleEnd::Nothing => (RouteEnd::Next, routes.number(number, None)),
+                RuleEnd::Goto(_) => (RouteEnd::Next, routes.number(number, None)),
             };
             let unknown = || Unknown::Route(words_of(Some(routes), words).unwrap_or_default());
             if takes.is_none() && !self.assume(unknown)? {
@@ -299,7 +300,7 @@ impl<'a> Walk<'a> {
             }
             match (leads, rule.leads) {
                 (RouteEnd::Next, RuleEnd::Goto(to)) => next = to.max(next),
-                (RouteEnd::Next, RuleEnd::Table(..) | RuleEnd::Nothing | RuleEnd::Ends(_)) => {}
+                (RouteEnd::Next, RuleEnd::Table(..) | RuleEnd::Ends(_)) => {}
                 (end, _) => return Ok((end, words, Some(number))),
             }
         }
@@ -330,32 +331,32 @@ impl<'a> Walk<'a> {
         Ok(all.map(|all| all != rule.not))
     }
 
-    fn fulfils(&self, test: &RouteTest, lookup: RouteLookup) -> Result<Option<bool>, Split> {
+    /// Whether the packet fulfils a condition of a policy rule, or an answer to it would, which has no mark.
+    fn fulfils(&self, test: &Test, lookup: RouteLookup) -> Result<Option<bool>, Split> {
         decided(match (test, lookup) {
-            (RouteTest::Mark(value, _), RouteLookup::Source) => FieldMatch::when(*value == 0),
-            (RouteTest::Mark(value, mask), _) => self.now.mark.has(&self.now.packets, *value, *mask),
-            (RouteTest::From(set), RouteLookup::Source) => self.has(VariedField::Destination, set),
-            (RouteTest::From(set), _) => self.has(VariedField::Source, set),
-            (RouteTest::To(set), _) => self.is_bound_for(set, lookup),
-            (RouteTest::Of(..), RouteLookup::Source) | (RouteTest::Unknown, _) => FieldMatch::Unknown,
-            (RouteTest::Of(field, set), _) => self.has(*field, set),
-            (RouteTest::CameIn(name), RouteLookup::Arrives) => {
-                FieldMatch::of(&self.now.packets, VariedField::Interface, &RangeSet::one(*name))
+            (Test::Bits(_, value, ..), RouteLookup::Source) => FieldMatch::when(*value == 0),
+            (Test::In(VariedField::Source, set), RouteLookup::Source) => {
+                self.has(VariedField::Destination, set)
+            }
+            (Test::In(VariedField::Destination, set), _) => self.is_bound_for(set, lookup),
+            (Test::In(..), RouteLookup::Source) => FieldMatch::Unknown,
+            (Test::ComesIn(set), RouteLookup::Arrives) => {
+                FieldMatch::of(&self.now.packets, VariedField::Interface, set)
             }
             // What the pod sends comes from lo, and so would an answer.
-            (RouteTest::CameIn(name), _) => FieldMatch::when(*name == LO),
+            (Test::ComesIn(set), _) => FieldMatch::when(set.contains(LO)),
             // IPv4 forgets the user when it routes again (`ip_route_me_harder`).
-            (RouteTest::Users(set), RouteLookup::Again) if self.now.packets.family == Family::V4 => {
+            (Test::Owner(_, set), RouteLookup::Again) if self.now.packets.family == Family::V4 => {
                 FieldMatch::when(set.contains(0))
             }
-            (RouteTest::Users(set), RouteLookup::Sent | RouteLookup::Again) => {
-                FieldMatch::of(&self.now.packets, VariedField::User, set)
+            (Test::Owner(field, set), RouteLookup::Sent | RouteLookup::Again) => {
+                FieldMatch::of(&self.now.packets, *field, set)
             }
             // What has no socket is root's.
-            (RouteTest::Users(set), RouteLookup::Arrives | RouteLookup::Source) => {
+            (Test::Owner(_, set), RouteLookup::Arrives | RouteLookup::Source) => {
                 FieldMatch::when(set.contains(0))
             }
-            (RouteTest::Bound, _) => FieldMatch::No,
+            (test, _) => self.holds(test),
         })
     }
 

@@ -3,7 +3,7 @@
 use super::{
     super::{
         Fate, Listener, PacketEdit,
-        packets::{LO, MarkNow, VariedField, link_local, number},
+        packets::{LO, MarkNow, VariedField, link_local, localhost, number},
         routes::NO_RECEIVER,
         rules::{Answers, ChainRule, Next},
         set::RangeSet,
@@ -17,7 +17,7 @@ use redirect_core::{
     rule::{Hook, OurChain},
     values::Family,
 };
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, SocketAddr};
 
 /// Where a packet goes from a statement.
 #[derive(Clone, Copy)]
@@ -57,10 +57,8 @@ impl<'a> Walk<'a> {
                 let holds = self.settle(holds, || Unknown::Rule(condition.to_string()))?;
                 if holds { Then::Statement } else { Then::Rule }
             }
-            Some((statement, Next::To(to))) => self.statement(statement, Some(*to))?,
-            Some((statement, Next::Nowhere | Next::If(_) | Next::By(_))) => {
-                self.statement(statement, None)?
-            }
+            Some((statement, Next::To(to))) => self.statement(statement, *to)?,
+            Some((statement, Next::If(_) | Next::By(_))) => self.statement(statement, None)?,
             None => Then::Rule,
         };
         Ok(self.goes(then, number))
@@ -365,15 +363,13 @@ impl<'a> Walk<'a> {
 
     /// The destination becomes an address of the pod and this port, or the port that it has.
     fn redirect(&mut self, port: Option<u16>) -> Result<Then, Split> {
-        let at = match (self.now.hook, self.now.packets.family) {
-            (Hook::Output, Family::V4) => IpAddr::V4(Ipv4Addr::LOCALHOST),
-            (Hook::Output, Family::V6) => IpAddr::V6(Ipv6Addr::LOCALHOST),
-            (Hook::Prerouting | Hook::Input | Hook::Forward | Hook::Postrouting, family) => {
-                match self.receiver()? {
-                    Receiver::Address(address) => address,
-                    Receiver::None => return Ok(Then::End(self.is_lost(NO_RECEIVER))),
-                    Receiver::Unknown => self.given.own.unwrap_or_else(|| self.original_destination(family)),
-                }
+        let at = if self.now.hook == Hook::Output {
+            localhost(self.now.packets.family)
+        } else {
+            match self.receiver()? {
+                Receiver::Address(address) => address,
+                Receiver::None => return Ok(Then::End(self.is_lost(NO_RECEIVER))),
+                Receiver::Unknown => self.given.own.unwrap_or_else(|| self.original_destination()),
             }
         };
         // A packet that already has this address, and keeps its port, is unchanged.
@@ -427,12 +423,9 @@ impl<'a> Walk<'a> {
     }
 
     /// One of the destinations the packets have.
-    fn original_destination(&self, family: Family) -> IpAddr {
-        let number = self.now.packets.get(VariedField::Destination).first().unwrap_or(0);
-        match family {
-            Family::V4 => IpAddr::V4(u32::try_from(number).map_or(Family::PASSTHROUGH_V4, Ipv4Addr::from)),
-            Family::V6 => IpAddr::V6(number.into()),
-        }
+    fn original_destination(&self) -> IpAddr {
+        let packets = &self.now.packets;
+        packets.family.address(packets.get(VariedField::Destination).first().unwrap_or(0))
     }
 
     fn tproxy(&mut self, port: Option<u16>, mark: Option<(u32, u32)>, ends: bool) -> Then {

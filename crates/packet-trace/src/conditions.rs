@@ -1,6 +1,6 @@
 //! Conditions of rules, in terms of what packets differ in.
 
-use super::super::{
+use super::{
     packets::{VariedField, of_interface, of_net, state},
     set::RangeSet,
 };
@@ -12,7 +12,7 @@ use redirect_core::{
 
 /// A condition, in terms of what packets differ in.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub(in super::super) enum Test {
+pub(super) enum Test {
     Always(bool),
     In(VariedField, RangeSet),
     /// Likewise, of the interface it comes in by; not for a packet without one.
@@ -134,25 +134,9 @@ impl Test {
 
     /// The field of packets that a selector is about, if it names one alone.
     pub(super) fn field_of(selector: Selector, family: Family) -> Option<VariedField> {
-        match selector {
-            Selector::Source(of) if of == family => Some(VariedField::Source),
-            Selector::Destination(of) if of == family => Some(VariedField::Destination),
-            Selector::SourcePort => Some(VariedField::SourcePort),
-            Selector::DestinationPort => Some(VariedField::Port),
-            Selector::Protocol => Some(VariedField::Protocol),
-            Selector::Source(_)
-            | Selector::Destination(_)
-            | Selector::Family
-            | Selector::InInterface
-            | Selector::OutInterface
-            | Selector::User
-            | Selector::Group
-            | Selector::Mark
-            | Selector::ConnMark
-            | Selector::State
-            | Selector::Direction
-            | Selector::TcpFlags => None,
-        }
+        let Self::In(field, _) = Self::of_ranges(selector, &[], false, family) else { return None };
+        // A state is the packet's own only once connection tracking has seen it.
+        (field != VariedField::State).then_some(field)
     }
 
     /// Whether a selector has one of these values.
