@@ -7,7 +7,7 @@ use super::{
 use netfilter_state::ruleset::{Condition, Endpoint, Selector, SetLookup, StateBits};
 use redirect_core::{
     rule::{ConnState, Direction, Equality, Match, TcpFlags},
-    values::{Family, PortRange},
+    values::{Family, InterfaceName, MaskedMark, PortRange},
 };
 
 /// A condition, in terms of what packets differ in.
@@ -174,48 +174,45 @@ impl Test {
     }
 
     fn of_plain(condition: &Match, family: Family) -> Self {
+        let port = |range: &PortRange| of_ports(&[*range]);
+        let interface = |is: &Equality<InterfaceName>| {
+            turned(VariedField::Interface, of_interface(&is.value), is.not, family)
+        };
+        let bits = |mark: VariedField, is: &Equality<MaskedMark>| {
+            Self::Bits(mark, is.value.value(), is.value.mask(), is.not)
+        };
         match condition {
             Match::Source(is) | Match::Destination(is) if Family::of(&is.value.addr()) != family => {
                 Self::Always(is.not)
             }
             Match::Source(is) => Self::is(VariedField::Source, is, of_net, family),
             Match::Destination(is) => Self::is(VariedField::Destination, is, of_net, family),
-            Match::InInterface(is) => {
-                Self::ComesIn(turned(VariedField::Interface, of_interface(&is.value), is.not, family))
-            }
-            Match::OutInterface(is) => {
-                Self::GoesOut(turned(VariedField::Interface, of_interface(&is.value), is.not, family))
-            }
+            Match::InInterface(is) => Self::ComesIn(interface(is)),
+            Match::OutInterface(is) => Self::GoesOut(interface(is)),
             Match::Protocol(protocol) => {
                 Self::In(VariedField::Protocol, RangeSet::one(protocol.number().into()))
             }
-            Match::SourcePort(is) => {
-                Self::is(VariedField::SourcePort, is, |range| of_ports(&[*range]), family)
-            }
-            Match::DestinationPort(is) => {
-                Self::is(VariedField::Port, is, |range| of_ports(&[*range]), family)
-            }
+            Match::SourcePort(is) => Self::is(VariedField::SourcePort, is, port, family),
+            Match::DestinationPort(is) => Self::is(VariedField::Port, is, port, family),
             Match::DestinationPorts(is) => Self::is(VariedField::Port, is, |ranges| of_ports(ranges), family),
             Match::TcpFlags(is) => {
                 Self::is(VariedField::Flags, is, |flags: &TcpFlags| of_flags(|all| flags.covers(all)), family)
             }
             Match::Tracked(tracked) => {
-                let states = match tracked.state {
-                    ConnState::Invalid => return Self::In(VariedField::State, RangeSet::one(state::INVALID)),
-                    ConnState::RelatedOrEstablished => of_states(StateBits::RELATED | StateBits::ESTABLISHED),
+                let known = of_states(StateBits::RELATED | StateBits::ESTABLISHED);
+                let states = match (tracked.state, tracked.direction) {
+                    (ConnState::Invalid, _) => of_states(StateBits::INVALID),
+                    (ConnState::RelatedOrEstablished, None) => known,
+                    (ConnState::RelatedOrEstablished, Some(direction)) => {
+                        known.and(&of_direction(direction == Direction::Reply))
+                    }
                 };
-                let direction = match tracked.direction {
-                    None => return Self::In(VariedField::State, states),
-                    Some(direction) => of_direction(direction == Direction::Reply),
-                };
-                Self::In(VariedField::State, states.and(&direction))
+                Self::In(VariedField::State, states)
             }
             Match::OwnerUid(is) => Self::owner(VariedField::User, is, family),
             Match::OwnerGid(is) => Self::owner(VariedField::Group, is, family),
-            Match::Mark(is) => Self::Bits(VariedField::Mark, is.value.value(), is.value.mask(), is.not),
-            Match::ConnMark(is) => {
-                Self::Bits(VariedField::ConnMark, is.value.value(), is.value.mask(), is.not)
-            }
+            Match::Mark(is) => bits(VariedField::Mark, is),
+            Match::ConnMark(is) => bits(VariedField::ConnMark, is),
         }
     }
 

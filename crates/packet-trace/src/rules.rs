@@ -512,11 +512,7 @@ impl TraceRules {
                 is_native || rule.is_own || leads_there || belongs(&chain.name)
             });
             rules.map(|(number, rule)| MeshRule {
-                place: RuleLocation {
-                    table: chain.table.clone(),
-                    chain: chain.name.clone(),
-                    rule: Some(number),
-                },
+                place: chain.place(Some(number)),
                 rule: &rule.seen,
                 origins: rule.origins.iter().map(|(_, origin)| *origin).collect(),
             })
@@ -773,6 +769,11 @@ impl Answers {
 }
 
 impl WalkedChain {
+    /// Its position, or that of one of its rules.
+    pub(super) fn place(&self, rule: Option<usize>) -> RuleLocation {
+        RuleLocation { table: self.table.clone(), chain: self.name.clone(), rule }
+    }
+
     /// Where its rules lead to chains that were not read is not known.
     fn doubt_unread(&mut self, is_unread: impl Fn(&str) -> bool) {
         let doubt = |statement: &mut Statement| {

@@ -17,7 +17,7 @@ mod statements;
 pub(super) use routes::{RouteLookup, Routed, routed};
 
 use super::{
-    Fate, Outcome, RuleLocation, TraceEvent, Unknown,
+    Fate, Outcome, TraceEvent, Unknown,
     packets::{LO, MarkNow, Packets, VariedField},
     rules::{ChainRule, TraceRules, WalkedChain, WalkedRule},
     set::RangeSet,
@@ -219,8 +219,8 @@ fn first(
             #[cfg(test)]
             let before = work.left.is_multiple_of(8).then(|| walk.now.clone());
             match walk.step() {
-                Ok(None) if found.are_doubtful && walk.is_at_a_fork() => {
-                    // Walks that have become equal continue as one.
+                // Walks that have become equal, whatever their histories, continue as one.
+                Ok(None) if found.are_doubtful && walk.now.point == Point::Base => {
                     work.spend(walk.now.packets.ranges());
                     if !known.insert(walk.now.clone()) {
                         break None;
@@ -548,11 +548,6 @@ impl<'a> Walk<'a> {
         open.push(other);
     }
 
-    /// Whether walks with different histories may have the same future.
-    const fn is_at_a_fork(&self) -> bool {
-        matches!(self.now.point, Point::Base)
-    }
-
     /// What the next step costs.
     fn cost(&self) -> usize {
         match self.now.point {
@@ -569,25 +564,17 @@ impl<'a> Walk<'a> {
     /// Takes one step; returns where the walk ends, if it does.
     fn step(&mut self) -> Result<Option<Fate>, Split> {
         self.asked = 0;
-        let fate = match self.now.point {
-            Point::Sent => self.sent()?,
-            Point::Hook(hook) => {
-                self.begins(hook);
-                None
-            }
-            Point::Device(direction) => {
-                self.begins_device(direction)?;
-                None
-            }
-            Point::Base => self.base()?,
-            Point::Rule => {
-                self.next_rule()?;
-                None
-            }
-            Point::Statement(number) => self.statement_here(number)?,
-            Point::Policy => self.policy(),
-            Point::Left => self.leaves()?,
-        };
+        let mut fate = None;
+        match self.now.point {
+            Point::Sent => fate = self.sent()?,
+            Point::Hook(hook) => self.begins(hook),
+            Point::Device(direction) => self.begins_device(direction)?,
+            Point::Base => fate = self.base()?,
+            Point::Rule => self.next_rule()?,
+            Point::Statement(number) => fate = self.statement_here(number)?,
+            Point::Policy => fate = self.policy(),
+            Point::Left => fate = self.leaves()?,
+        }
         self.assumed.clear();
         Ok(fate)
     }
@@ -682,8 +669,4 @@ impl<'a> Walk<'a> {
             None => self.now.point = Point::Policy,
         }
     }
-}
-
-fn place(chain: &WalkedChain, rule: Option<usize>) -> RuleLocation {
-    RuleLocation { table: chain.table.clone(), chain: chain.name.clone(), rule }
 }

@@ -139,7 +139,7 @@ pub(super) fn each_start(
 ) {
     let planned = TraceRules::of_plan(plan, live.family).thinned();
     add_for_plan(work, &planned);
-    let (mut without, exempt_ports) = (Without::new(live), exempt_ports(plan));
+    let (mut without, exempt_ports) = (Without { live, known: Vec::new() }, exempt_ports(plan));
     for start in starts {
         let meant = walk::all(&planned, &start.packets, &start.given, work, false);
         let judged = |way| Some((way, traffic_of(start, way, &exempt_ports)?));
@@ -208,11 +208,7 @@ struct Without<'a> {
     known: Vec<(BTreeSet<Skipped>, Rc<TraceRules>)>,
 }
 
-impl<'a> Without<'a> {
-    const fn new(live: &'a TraceRules) -> Self {
-        Self { live, known: Vec::new() }
-    }
-
+impl Without<'_> {
     fn rules(&mut self, skipped: &BTreeSet<Skipped>, work: &mut WorkBudget) -> Rc<TraceRules> {
         if let Some((_, rules)) = self.known.iter().find(|(known, _)| known == skipped) {
             return rules.clone();
@@ -268,7 +264,7 @@ const NO_WAYS: &Ways = &Ways { ways: Vec::new(), are_doubtful: false, unknown: B
 /// What a cause is skipped as.
 const fn skipped_for(cause: Cause) -> Option<Skipped> {
     match cause {
-        Cause::Rule(rule) => Some(rule.skipped()),
+        Cause::Rule(rule) => Some((rule.chain, Some(rule.rule))),
         Cause::Policy(base) => Some((base, None)),
         Cause::Route(_) | Cause::Nothing => None,
     }

@@ -88,7 +88,7 @@ struct Ends {
     delivered: RangeSet,
     /// The interfaces by which it reaches others.
     links: RangeSet,
-    /// The flags of a segment that opens a connection.
+    /// The sets of flags of a segment that opens a connection: a sender that offers ECN sets two more, and data one.
     opening: RangeSet,
 }
 
@@ -115,7 +115,7 @@ impl Ends {
             delivered: routes
                 .map_or_else(|| RangeSet::range(0, most), |routes| routes.of_nobody_else.clone()),
             links: live.links.clone(),
-            opening: opening_flags(),
+            opening: of_flags(|flags| TcpFlags::OPENING.covers(flags)),
         }
     }
 
@@ -170,7 +170,7 @@ impl Ends {
     /// What the pod sends to itself, which the plan captures if it is the proxy's; and queries to a resolver in it, such as one at
     /// 127.0.0.53. What goes to another one over TCP is asked about as all else.
     fn within_pod(&self) -> Vec<Start> {
-        let (localhost, lo) = (one(localhost(self.family)), lo());
+        let (localhost, lo) = (one(localhost(self.family)), RangeSet::one(LO));
         let to_itself = |from: &RangeSet, to: &RangeSet| {
             Start::sent(Traffic::ProxyToSelf, self.first(Protocol::Tcp, from, to, &lo))
         };
@@ -197,7 +197,7 @@ impl Ends {
             (Some(_), DataPlane::Ambient) => (self.far.clone(), AmbientRedirect::ZTUNNEL_MARK.value()),
         };
         let to = |at: &IpAddr| {
-            let mut packets = self.first(Protocol::Tcp, &from, &one(*at), &lo());
+            let mut packets = self.first(Protocol::Tcp, &from, &one(*at), &RangeSet::one(LO));
             packets.set_one(VariedField::Mark, mark);
             packets.set(VariedField::User, ids(plan.proxy_users()));
             packets.set(VariedField::Group, ids(plan.proxy_groups()));
@@ -242,15 +242,6 @@ fn one(address: IpAddr) -> RangeSet {
 
 fn all(addresses: &[IpAddr]) -> RangeSet {
     RangeSet::each(addresses.iter().copied().map(number))
-}
-
-fn lo() -> RangeSet {
-    RangeSet::one(LO)
-}
-
-/// The sets of flags of a segment that opens a connection: a sender that offers ECN sets two more, and data one.
-fn opening_flags() -> RangeSet {
-    of_flags(|flags| TcpFlags::OPENING.covers(flags))
 }
 
 /// Addresses of many hosts, and of none.

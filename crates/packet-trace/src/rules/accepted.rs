@@ -1,6 +1,6 @@
 //! Rules whose effect is meant, and what is in force without them.
 
-use super::{Base, ChainRule, Test, TraceRules, WalkedChain, WalkedRule, find_runs};
+use super::{Base, Test, TraceRules, WalkedChain, WalkedRule, find_runs};
 use crate::{packets::VariedField, packets::loopback, set::RangeSet};
 use netfilter_state::ruleset::{Api, Statement, TableName};
 use redirect_core::{
@@ -95,13 +95,6 @@ impl TraceRules {
             find_runs(others);
         }
         rules
-    }
-}
-
-impl ChainRule {
-    /// As it is skipped.
-    pub(in super::super) const fn skipped(self) -> Skipped {
-        (self.chain, Some(self.rule))
     }
 }
 

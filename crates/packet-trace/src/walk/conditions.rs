@@ -95,12 +95,14 @@ impl Walk<'_> {
     /// What a connection's entry says. Without one no comparison holds, not even an inverted one.
     fn of_connection(&self, not: bool, says: impl FnOnce(MarkNow) -> FieldMatch) -> FieldMatch {
         match self.has_entry() {
-            FieldMatch::Yes if self.now.tracking == Tracking::Template => {
-                self.turned(not, says(MarkNow::is(0)))
-            }
-            FieldMatch::Yes => self.turned(not, says(self.now.connection_mark)),
+            FieldMatch::Yes => self.turned(not, says(self.mark_of_entry())),
             without @ (FieldMatch::No | FieldMatch::For(..) | FieldMatch::Unknown) => without,
         }
+    }
+
+    /// The mark that an entry has; none of the structure that holds a zone.
+    pub(super) fn mark_of_entry(&self) -> MarkNow {
+        if self.now.tracking == Tracking::Template { MarkNow::is(0) } else { self.now.connection_mark }
     }
 
     /// Whether the packet belongs to a connection that has an entry.

@@ -7,7 +7,7 @@ use super::{
         rules::{Order, TRACKING},
         set::RangeSet,
     },
-    Call, Cause, Interface, Point, Split, Tracking, Walk, place,
+    Call, Cause, Interface, Point, Split, Tracking, Walk,
 };
 use netfilter_state::ruleset::{Base, InterfaceDirection};
 use redirect_core::rule::Hook;
@@ -16,8 +16,7 @@ impl Walk<'_> {
     pub(super) fn begins(&mut self, hook: Hook) {
         self.now.hook = hook;
         let by = if self.now.came_in == Interface::None { self.now.goes_out } else { self.now.came_in };
-        let name = if self.records { self.name_of(by) } else { None };
-        self.note(|_| TraceEvent::Hook { hook, interface: name });
+        self.note(|walk| TraceEvent::Hook { hook, interface: walk.name_of(by) });
         self.now.to_come = self.rules.hooked(hook).to_vec();
         self.now.point = Point::Base;
     }
@@ -54,7 +53,7 @@ impl Walk<'_> {
         if !is_asked {
             return Ok(None);
         }
-        self.note(|_| TraceEvent::Chain { place: place(chain, None), priority: base.priority });
+        self.note(|_| TraceEvent::Chain { place: chain.place(None), priority: base.priority });
         (self.now.mark_before, self.now.destination_before) = (self.now.mark, self.now.destination);
         (self.now.in_base, self.now.base_rule) = (Some(index), None);
         self.now.calls = [Call::to(index)].into();
@@ -156,7 +155,7 @@ impl Walk<'_> {
         if !base.drops {
             return None;
         }
-        self.note(|_| TraceEvent::Policy { place: place(chain, None) });
+        self.note(|_| TraceEvent::Policy { place: chain.place(None) });
         self.decided = self.steps.len().checked_sub(1);
         self.now.causes.last = Some(Cause::Policy(index));
         Some(Fate::Dropped)

@@ -7,7 +7,7 @@ use super::{
         packets::{FieldMatch, VariedField, interface_name},
         rules::{WalkedChain, WalkedRule},
     },
-    Interface, Walk, place,
+    Interface, Walk,
 };
 
 impl Walk<'_> {
@@ -31,7 +31,7 @@ impl Walk<'_> {
         outcome: impl FnOnce(&Self) -> Outcome,
     ) {
         self.note(|walk| TraceEvent::Rule {
-            place: place(chain, walk.now.calls.last().map(|call| call.rule.saturating_add(1))),
+            place: chain.place(walk.now.calls.last().map(|call| call.rule.saturating_add(1))),
             depth: walk.now.calls.len().saturating_sub(1),
             rule: rule.seen.to_string(),
             outcome: outcome(walk),

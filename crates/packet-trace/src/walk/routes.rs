@@ -247,8 +247,7 @@ impl<'a> Walk<'a> {
 
     fn leaves_by(&mut self, to: Interface) {
         if to != self.now.routed.unwrap_or(self.now.goes_out) {
-            let name = if self.records { self.name_of(to) } else { None };
-            self.changed(PacketEdit::Rerouted { interface: name });
+            self.note(|walk| TraceEvent::Changed(PacketEdit::Rerouted { interface: walk.name_of(to) }));
         }
         self.now.routed = Some(to);
     }
@@ -377,8 +376,10 @@ impl<'a> Walk<'a> {
     /// It goes no farther, for the reason in these words.
     pub(super) fn is_lost(&mut self, words: usize) -> Fate {
         self.now.causes.last = Some(Cause::Route(words));
-        let text = words_of(self.rules.routes.as_ref(), words);
-        self.note(|_| TraceEvent::Route { decides: text.unwrap_or_default() });
+        self.note(|walk| {
+            let text = words_of(walk.rules.routes.as_ref(), words);
+            TraceEvent::Route { decides: text.unwrap_or_default() }
+        });
         if self.records {
             self.decided = self.steps.len().checked_sub(1);
         }

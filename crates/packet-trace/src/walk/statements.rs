@@ -202,31 +202,28 @@ impl<'a> Walk<'a> {
             }
             Statement::SetMark(Some((mask, value))) => self.set_mark(self.now.mark.changed(*mask, *value)),
             Statement::SetMark(None) => self.set_mark(MarkNow::unknown()),
+            Statement::RestoreMark(_) if !self.is_of_connection()? => Then::Rule,
             Statement::RestoreMark(copied) => {
-                let from = match self.entry()? {
-                    Entry::None => return Ok(Then::Rule),
-                    Entry::Template => MarkNow::is(0),
-                    Entry::Own => self.now.connection_mark,
-                };
+                let from = self.mark_of_entry();
                 self.set_mark(self.now.mark.with_copied(from, *copied, &self.now.packets))
             }
-            Statement::SaveMark(copied) => match self.entry()? {
-                Entry::None | Entry::Template => Then::Statement,
-                Entry::Own => {
-                    let from = self.told_mark()?;
-                    self.set_connection_mark(self.now.connection_mark.with_copied(
-                        from,
-                        *copied,
-                        &self.now.packets,
-                    ))
-                }
-            },
-            Statement::SetConnMark { mask, value } => match self.entry()? {
-                // Without a connection no bits remain.
-                Entry::None if *mask != u32::MAX => Then::Rule,
-                Entry::None | Entry::Template => Then::Statement,
-                Entry::Own => self.set_connection_mark(self.now.connection_mark.changed(*mask, *value)),
-            },
+            // Without a connection no bits remain.
+            Statement::SetConnMark { mask, .. } if *mask != u32::MAX && !self.is_of_connection()? => {
+                Then::Rule
+            }
+            // What holds a chosen zone keeps no mark.
+            Statement::SaveMark(_) | Statement::SetConnMark { .. }
+                if self.now.tracking == Tracking::Template || !self.is_of_connection()? =>
+            {
+                Then::Statement
+            }
+            Statement::SaveMark(copied) => {
+                let (from, mark) = (self.told_mark()?, self.now.connection_mark);
+                self.set_connection_mark(mark.with_copied(from, *copied, &self.now.packets))
+            }
+            Statement::SetConnMark { mask, value } => {
+                self.set_connection_mark(self.now.connection_mark.changed(*mask, *value))
+            }
             Statement::Zone(zone) => self.set_zone(*zone),
             Statement::SetClass(_) => {
                 self.now.is_reclassed = true;
@@ -247,15 +244,10 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// The entry of the packet's connection.
-    fn entry(&mut self) -> Result<Entry, Split> {
+    /// Whether the packet belongs to a connection that has an entry.
+    fn is_of_connection(&mut self) -> Result<bool, Split> {
         let holds = self.has_entry();
-        let is_there = self.decide(holds, || Unknown::Work)?;
-        Ok(match self.now.tracking {
-            _ if !is_there => Entry::None,
-            Tracking::Template => Entry::Template,
-            Tracking::NotYet | Tracking::Never | Tracking::Seen => Entry::Own,
-        })
+        self.decide(holds, || Unknown::Work)
     }
 
     /// Of the rule at hand.
@@ -494,15 +486,6 @@ enum Receiver {
     /// Nowhere.
     None,
     Unknown,
-}
-
-/// What connection tracking has of a packet.
-enum Entry {
-    None,
-    /// What a chosen zone is kept in.
-    Template,
-    /// That of its connection.
-    Own,
 }
 
 /// The listener that a rule of this chain sends packets to. In ambient mode one chain has rules for several, each with its
