@@ -165,10 +165,10 @@ impl ApiServer {
         };
         let found = self.ask(request).map_err(|(path, failure)| {
             if matches!(&failure, ApiError::NotFound(words) if words.by_api) {
-                return PodInputError(vec![format!(
+                return PodInputError::of(format!(
                     "the API server has no pod {name} (404); kubectl get pods -n {} lists its pods",
                     name.namespace
-                )]);
+                ));
             }
             report(&path, &failure, "get")
         })?;
@@ -226,7 +226,7 @@ impl ApiServer {
         if let Err(Some(ApiError::NotFound(words))) = self.node(node, &mut cluster)
             && words.by_api
         {
-            return Err(PodInputError(vec![format!("the API server has no node {node}; {NAME_IT}")]));
+            return Err(PodInputError::of(format!("the API server has no node {node}; {NAME_IT}")));
         }
         for fields in EVENTS {
             if !self.more("events of pods", "/api/v1/events", fields, &mut cluster) {
@@ -410,7 +410,7 @@ fn report(kubeconfig: &Path, failure: &ApiError, verb: &str) -> PodInputError {
         ),
         ApiError::Impossible(_) => "give pods with --file".to_owned(),
     };
-    PodInputError(vec![format!("{failure}; {advice}")])
+    PodInputError::of(format!("{failure}; {advice}"))
 }
 
 #[cfg(test)]

@@ -86,7 +86,7 @@ impl Objects {
 
 /// What is gathered of a file. JSON is never in memory as a whole, unless it comes by standard input, which cannot be read twice.
 fn of_file<G: Gather>(path: &str, none: impl Fn() -> G) -> Result<G, PodInputError> {
-    let unread = |error: io::Error| PodInputError(vec![format!("cannot read {}: {error}", name_of(path))]);
+    let unread = |error: io::Error| PodInputError::of(format!("cannot read {}: {error}", name_of(path)));
     if path == "-" {
         let text = stdin().map_err(unread)?;
         return of_json(text.as_bytes(), none()).map_or_else(|| named(path, of_text(&text, none())), Ok);
@@ -152,7 +152,7 @@ pub fn pod_of_file(path: &str) -> Result<Pod, PodInputError> {
     let (mut pods, _) = pods_of_file(path)?;
     match (pods.pop(), pods.len()) {
         (Some(pod), 0) => Ok(pod),
-        (_, others) => Err(PodInputError(vec![format!("{path}: has {} pods; one is wanted", others + 1)])),
+        (_, others) => Err(PodInputError::of(format!("{path}: has {} pods; one is wanted", others + 1))),
     }
 }
 

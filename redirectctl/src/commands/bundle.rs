@@ -40,10 +40,10 @@ pub(super) fn bundle(given: &Given) -> Result<CommandOutput, PodInputError> {
     let path = given.operands.first().map_or_else(|| format!("{folder}.tar.gz").into(), PathBuf::from);
     // Before anything is gathered, because that takes a while; writing asks again.
     if !to_stdout && path.symlink_metadata().is_ok() {
-        return Err(PodInputError(vec![format!(
+        return Err(PodInputError::of(format!(
             "{} is there already, and nothing is overwritten",
             path.display()
-        )]));
+        )));
     }
     let mut bundle = Bundle::default();
     bundle.add_json("machine.json", &bundle::machine());
@@ -62,7 +62,7 @@ pub(super) fn bundle(given: &Given) -> Result<CommandOutput, PodInputError> {
     if to_stdout {
         let text = report(Path::new("standard output"), &entries, bytes.len(), &left_out, given);
         let written = io::stdout().write_all(&bytes).and_then(|()| io::stderr().write_all(text.as_bytes()));
-        written.map_err(|error| PodInputError(vec![format!("cannot write to standard output: {error}")]))?;
+        written.map_err(|error| PodInputError::of(format!("cannot write to standard output: {error}")))?;
         return Ok(CommandOutput { text: Printable::default(), code: FINE });
     }
     written(&path, &bytes)?;
@@ -83,7 +83,7 @@ fn written(path: &Path, bytes: &[u8]) -> Result<(), PodInputError> {
         let _held = [signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?];
         bundle::write_new(path, bytes)
     });
-    done.map_err(|error| PodInputError(vec![format!("cannot write {}: {error}", path.display())]))
+    done.map_err(|error| PodInputError::of(format!("cannot write {}: {error}", path.display())))
 }
 
 fn pods(given: &Given) -> Result<(Vec<Value>, ClusterObjects), PodInputError> {

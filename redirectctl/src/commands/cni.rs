@@ -34,10 +34,10 @@ const USUAL_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbi
 /// `cni`
 pub(super) fn cni(given: &Given) -> Result<CommandOutput, PodInputError> {
     if given.operand() != CHECK {
-        return Err(PodInputError(vec![format!(
+        return Err(PodInputError::of(format!(
             "{:?} is not asked of plugins here: only {CHECK}, which changes nothing",
             given.operand()
-        )]));
+        )));
     }
     let node = given.node()?;
     let (Some(entry), Some(conf)) = (node.entry.clone(), node.conf.as_ref()) else {
@@ -117,7 +117,7 @@ fn attachment(target: NamespaceTarget, entry: &Value, given: &Given) -> Result<A
     let directory = given.flag("cni-cache-dir").unwrap_or(cache::CACHE_DIR);
     let network = entry.get("name").and_then(Value::as_str).unwrap_or_default();
     let cached = cache::find(Path::new(directory), network, &pod, &addresses)
-        .map_err(|error| PodInputError(vec![format!("cannot read {directory}: {error}")]))?;
+        .map_err(|error| PodInputError::of(format!("cannot read {directory}: {error}")))?;
     Ok(AttachedPod {
         pod,
         netns: target.path,
@@ -142,10 +142,10 @@ impl Manifest {
         }
         let (object, others) = (objects.pop(), objects.len());
         let (Some(object), 0) = (object, others) else {
-            return Err(PodInputError(vec![match &wanted {
+            return Err(PodInputError::of(match &wanted {
                 Some(wanted) => format!("{file}: does not have pod {wanted} once"),
                 None => format!("{file}: does not have one pod; name one as NAMESPACE/NAME"),
-            }]));
+            }));
         };
         let folder = tempfile::Builder::new().prefix("redirectctl-").tempdir().map_err(PodInputError::of)?;
         let path: PathBuf = folder.path().join("pod.json");

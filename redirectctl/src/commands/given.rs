@@ -114,7 +114,7 @@ impl Given {
         let Some(file) = self.flag("file") else { return self.live_pod(name) };
         let name = input::pod_name(name).map_err(PodInputError::of)?;
         let pod = input::pods_of_file(file)?.0.into_iter().find(|pod| pod.name == name);
-        pod.ok_or_else(|| PodInputError(vec![format!("{file}: has no pod {name}")]))
+        pod.ok_or_else(|| PodInputError::of(format!("{file}: has no pod {name}")))
     }
 
     pub(super) fn api_server(&self) -> Result<ApiServer, PodInputError> {
@@ -127,7 +127,7 @@ impl Given {
         let ambient = NodeAmbientDefaults::of_agent(|name| self.env.get(name).cloned());
         NodeConfiguration::read(&directory)
             .map(|node| NodeConfiguration { processes: self.processes(), ambient, ..node })
-            .map_err(|error| PodInputError(vec![format!("cannot read {}: {error}", directory.display())]))
+            .map_err(|error| PodInputError::of(format!("cannot read {}: {error}", directory.display())))
     }
 
     /// The node whose configuration is named, or one about which nothing is known.
@@ -153,7 +153,7 @@ impl Given {
         let address = self.flag("agent").map(str::to_owned).or(local);
         let address = address.unwrap_or_else(|| AGENT_HEALTH.to_owned());
         address.parse().map_err(|_| {
-            PodInputError(vec![format!("flag --agent: {address:?} is not an IP address with a port")])
+            PodInputError::of(format!("flag --agent: {address:?} is not an IP address with a port"))
         })
     }
 

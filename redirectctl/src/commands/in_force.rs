@@ -83,7 +83,7 @@ pub(super) fn pod(given: &Given) -> Result<CommandOutput, PodInputError> {
         }
     };
     let pod = pods.iter().find(|pod| pod.name == name).cloned().ok_or_else(|| {
-        PodInputError(vec![format!("{}: has no pod {name}", given.flag("file").unwrap_or_default())])
+        PodInputError::of(format!("{}: has no pod {name}", given.flag("file").unwrap_or_default()))
     })?;
     let node = given.node_in(&cluster, &of_node(pods, pod.node.as_deref()))?;
     Ok(given.answer(&show::pod(&pod, &given.netns_dir(), &node)))
@@ -92,9 +92,9 @@ pub(super) fn pod(given: &Given) -> Result<CommandOutput, PodInputError> {
 /// `scan`
 pub(super) fn scan(given: &Given) -> Result<CommandOutput, PodInputError> {
     if let Some(what) = given.operands.first().filter(|what| *what != NODE) {
-        return Err(PodInputError(vec![format!(
+        return Err(PodInputError::of(format!(
             "{what:?} cannot be scanned: only the {NODE}, which need not be said"
-        )]));
+        )));
     }
     let scan = match given.flag("file") {
         Some(file) => {
@@ -109,9 +109,9 @@ pub(super) fn scan(given: &Given) -> Result<CommandOutput, PodInputError> {
             let directory = given.netns_dir();
             let scan = Scan::of(&pods, &directory, &given.node_in(&cluster, &pods)?);
             if scan.as_ref().is_ok_and(has_unowned) && !is_any_here(&pods, &directory) {
-                return Err(PodInputError(vec![format!(
+                return Err(PodInputError::of(format!(
                     "no pod of node {node} is on this machine; {NAME_IT}"
-                )]));
+                )));
             }
             scan
         }

@@ -93,10 +93,9 @@ fn settings_here(given: &Given) -> Result<Box<Redirect>, PodInputError> {
     let (addresses, has_ipv6) = if said.is_empty() {
         let (path, source) = settings.get(Key::NetworkNamespace);
         let there = Netns::run_in(path, || (facts::addresses(), Ipv6::here().is_everywhere()));
-        let (addresses, has_ipv6) =
-            there.map_err(|error| PodInputError(vec![format!("{source}: {error}")]))?;
+        let (addresses, has_ipv6) = there.map_err(|error| PodInputError::of(format!("{source}: {error}")))?;
         let addresses =
-            addresses.map_err(|error| PodInputError(vec![format!("network namespace: {error}")]))?;
+            addresses.map_err(|error| PodInputError::of(format!("network namespace: {error}")))?;
         (addresses, has_ipv6)
     } else {
         (said, true)
@@ -114,7 +113,7 @@ pub(super) fn of_settings(
     facts: &NamespaceFacts<'_>,
 ) -> Result<Box<Redirect>, PodInputError> {
     let servers = NameFiles::dns_servers(settings)
-        .map_err(|error| PodInputError(vec![format!("cannot read /etc/resolv.conf: {error}")]))?;
+        .map_err(|error| PodInputError::of(format!("cannot read /etc/resolv.conf: {error}")))?;
     let facts = facts.with_nameservers(&servers).with_names(&NameFiles);
     Ok(Box::new(Redirect::parse(settings, &facts)?))
 }

@@ -59,17 +59,17 @@ fn path_of(pod: &Pod, given: &Given) -> Result<PathBuf, PodInputError> {
         return Ok(path.into());
     }
     if pod.host_network {
-        return Err(PodInputError(vec![format!(
+        return Err(PodInputError::of(format!(
             "pod {} is on the host's network, and has no network namespace of its own",
             pod.name
-        )]));
+        )));
     }
     let directory = given.netns_dir();
     let found = show::find(pod, &directory, &given.processes()).map_err(|why| {
         let pod = &pod.name;
-        PodInputError(vec![format!(
+        PodInputError::of(format!(
             "the network namespace of pod {pod} is not found: {why}; name it with --netns"
-        )])
+        ))
     })?;
     Ok(found.0)
 }

@@ -40,7 +40,7 @@ pub(super) fn watch(given: &Given) -> Result<CommandOutput, PodInputError> {
     let first = match watch.look() {
         Ok(look) => look,
         Err(ReadFailure::Gone) => return Err(PodInputError::of("the network namespace is gone")),
-        Err(ReadFailure::Failed(why)) => return Err(PodInputError(vec![why])),
+        Err(ReadFailure::Failed(why)) => return Err(PodInputError::of(why)),
     };
     if given.flag("once") == Some("true") {
         let subject = watch.target.subject();
@@ -57,7 +57,7 @@ pub(super) fn watch(given: &Given) -> Result<CommandOutput, PodInputError> {
         Ok(done) => done?,
         // Who read it has seen enough.
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {}
-        Err(error) => return Err(PodInputError(vec![format!("cannot write to standard output: {error}")])),
+        Err(error) => return Err(PodInputError::of(format!("cannot write to standard output: {error}"))),
     }
     Ok(CommandOutput { text: Printable::default(), code: FINE })
 }
@@ -66,9 +66,7 @@ fn pause(text: &str) -> Result<Duration, PodInputError> {
     let [least, most] = PAUSES;
     let parsed = parse_duration(text).ok().filter(|pause| (least..=most).contains(pause));
     let wrong = || {
-        PodInputError(vec![format!(
-            "flag --interval: {text:?} is not a duration such as 1s, from 100ms to 1h"
-        )])
+        PodInputError::of(format!("flag --interval: {text:?} is not a duration such as 1s, from 100ms to 1h"))
     };
     parsed.ok_or_else(wrong)
 }
@@ -128,7 +126,7 @@ impl Watch<'_> {
                 Err(ReadFailure::Failed(why)) => {
                     failures += 1;
                     if failures == MOST_FAILURES {
-                        return Ok(Err(PodInputError(vec![why])));
+                        return Ok(Err(PodInputError::of(why)));
                     }
                     log::warn!(target: DEFAULT_SCOPE, "{why}; looking again");
                 }
