@@ -10,7 +10,6 @@ use serde_json::Value;
 
 use crate::cluster::ClusterObjects;
 use crate::error::PodInputError;
-use crate::gather::Gather;
 use crate::packed::PackedPods;
 use crate::pod::Pod;
 
@@ -33,8 +32,13 @@ pub fn pods_of_file(path: &str) -> Result<(Vec<Pod>, ClusterObjects), PodInputEr
 /// # Errors
 /// Everything wrong with the file.
 pub fn objects_of_file(path: &str) -> Result<(Vec<Value>, ClusterObjects), PodInputError> {
-    let gathered = of_file(path, Objects::default)?;
-    named(path, gathered.finish())
+    let gathered = of_file(path, <(Vec<Value>, ClusterObjects)>::default, |(objects, cluster), object| {
+        if !cluster.take(&object) {
+            objects.push(object);
+        }
+    })?;
+    let has_pods = !gathered.0.is_empty();
+    named(path, if has_pods { Ok(gathered) } else { Err(PodInputError::of("has no pod")) })
 }
 
 /// The pods of a file that may be on a node, packed.
@@ -42,7 +46,7 @@ pub fn objects_of_file(path: &str) -> Result<(Vec<Value>, ClusterObjects), PodIn
 /// # Errors
 /// As [`pods_of_file`].
 pub fn packed_pods_of_file(path: &str, node: Option<&str>) -> Result<PackedPods, PodInputError> {
-    let gathered = of_file(path, || PackedPods::of_node(node))?;
+    let gathered = of_file(path, || PackedPods::of_node(node), PackedPods::take)?;
     named(path, gathered.whole())
 }
 
@@ -59,55 +63,34 @@ fn named<T>(path: &str, read: Result<T, PodInputError>) -> Result<T, PodInputErr
     })
 }
 
-/// Pods as they are written, and what is around them.
-#[derive(Default)]
-struct Objects {
-    objects: Vec<Value>,
-    cluster: ClusterObjects,
-}
-
-impl Gather for Objects {
-    fn take(&mut self, object: Value) {
-        if !self.cluster.take(&object) {
-            self.objects.push(object);
-        }
-    }
-}
-
-impl Objects {
-    fn finish(self) -> Result<(Vec<Value>, ClusterObjects), PodInputError> {
-        if self.objects.is_empty() {
-            Err(PodInputError::of("has no pod"))
-        } else {
-            Ok((self.objects, self.cluster))
-        }
-    }
-}
-
-/// What is gathered of a file. JSON is never in memory as a whole, unless it comes by standard input, which cannot be read twice.
-fn of_file<G: Gather>(path: &str, none: impl Fn() -> G) -> Result<G, PodInputError> {
+/// What `take` gathers of a file, whose objects come one by one. JSON is never in memory as a whole, unless it comes by standard input, which
+/// cannot be read twice.
+fn of_file<G>(path: &str, none: impl Fn() -> G, take: fn(&mut G, Value)) -> Result<G, PodInputError> {
     let unread = |error: io::Error| PodInputError::of(format!("cannot read {}: {error}", name_of(path)));
     if path == "-" {
         let text = stdin().map_err(unread)?;
-        return of_json(text.as_bytes(), none()).map_or_else(|| named(path, of_text(&text, none())), Ok);
+        let gathered = of_json(text.as_bytes(), none(), take);
+        return gathered.map_or_else(|| named(path, of_text(&text, none(), take)), Ok);
     }
     let file = files::open(Path::new(path)).map_err(unread)?;
     // What is longer is refused below.
-    if let Some(gathered) = of_json(BufReader::with_capacity(BUFFER, file.take(MOST_BYTES)), none()) {
+    let reader = BufReader::with_capacity(BUFFER, file.take(MOST_BYTES));
+    if let Some(gathered) = of_json(reader, none(), take) {
         return Ok(gathered);
     }
     let text = files::read_text(Path::new(path), MOST_BYTES).map_err(unread)?;
-    named(path, of_text(&text, none()))
+    named(path, of_text(&text, none(), take))
 }
 
 /// What is gathered of JSON; none where it is not JSON, or cannot be read.
-fn of_json<G: Gather>(reader: impl Read, mut gathered: G) -> Option<G> {
-    manifest::each_of_json(reader, |object| gathered.take(object)).ok()?;
+fn of_json<G>(reader: impl Read, mut gathered: G, take: fn(&mut G, Value)) -> Option<G> {
+    manifest::each_of_json(reader, |object| take(&mut gathered, object)).ok()?;
     Some(gathered)
 }
 
-fn of_text<G: Gather>(text: &str, mut gathered: G) -> Result<G, PodInputError> {
-    manifest::objects(text).map_err(PodInputError::of)?.into_iter().for_each(|object| gathered.take(object));
+fn of_text<G>(text: &str, mut gathered: G, take: fn(&mut G, Value)) -> Result<G, PodInputError> {
+    let objects = manifest::objects(text).map_err(PodInputError::of)?;
+    objects.into_iter().for_each(|object| take(&mut gathered, object));
     Ok(gathered)
 }
 
@@ -122,7 +105,7 @@ fn stdin() -> io::Result<String> {
 /// # Errors
 /// Everything wrong with it.
 pub fn pods_of_text(text: &str) -> Result<Vec<Pod>, PodInputError> {
-    of_text(text, PackedPods::default())?.whole().map(|packed| packed.unpacked().0)
+    of_text(text, PackedPods::default(), PackedPods::take)?.whole().map(|packed| packed.unpacked().0)
 }
 
 /// Pods from their objects, with their context.

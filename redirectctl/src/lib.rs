@@ -11,7 +11,6 @@ pub mod cni;
 pub mod commands;
 pub mod diagnosis;
 pub mod error;
-mod gather;
 pub mod health;
 pub mod input;
 pub mod inspect;

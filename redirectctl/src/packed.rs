@@ -9,7 +9,6 @@ use serde_json::Value;
 
 use crate::cluster::ClusterObjects;
 use crate::error::PodInputError;
-use crate::gather::Gather;
 use crate::pod::Pod;
 
 /// A pod as its text, and what must be known of it before it is checked.
@@ -70,6 +69,17 @@ impl PackedPods {
         Self { node: node.map(str::to_owned), ..Self::default() }
     }
 
+    /// Takes in an object of the manifest.
+    pub(crate) fn take(&mut self, object: Value) {
+        if self.cluster.take(&object) {
+            return;
+        }
+        match Pod::from_json(&object) {
+            Ok(pod) => self.add(pod, object),
+            Err(errors) => self.wrong.extend(manifest::faults(&object, &errors)),
+        }
+    }
+
     fn add(&mut self, pod: Pod, object: Value) {
         self.count += 1;
         if self.node.is_some() && pod.node.is_some() && pod.node != self.node {
@@ -100,17 +110,5 @@ impl PackedPods {
     #[must_use]
     pub fn unpacked(self) -> (Vec<Pod>, ClusterObjects) {
         (self.pods.iter().filter_map(|pod| pod.unpacked(&self.cluster)).collect(), self.cluster)
-    }
-}
-
-impl Gather for PackedPods {
-    fn take(&mut self, object: Value) {
-        if self.cluster.take(&object) {
-            return;
-        }
-        match Pod::from_json(&object) {
-            Ok(pod) => self.add(pod, object),
-            Err(errors) => self.wrong.extend(manifest::faults(&object, &errors)),
-        }
     }
 }
