@@ -165,7 +165,7 @@ impl Diff {
 impl PageTrace {
     /// The packet's path; `None` without rules to follow it through.
     fn of(way: &PacketQuestion, side: &Side, addresses: &[IpAddr]) -> Option<Self> {
-        let plan = side.plan.as_ref().filter(|_| side.skipped.is_none())?;
+        let plan = side.plan.as_ref().filter(|_| side.left_alone.is_none())?;
         let packet = match packet(&way.said(), Some(&plan.plan), addresses) {
             Ok(packet) => packet,
             Err(errors) => return Some(Self { errors, ..Self::default() }),

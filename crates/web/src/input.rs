@@ -11,7 +11,7 @@ use presentation::{NO_ADDRESS, SOMEWHERE, flags, manifest};
 use redirect_core::options::BackendChoice;
 use redirect_core::options::NativeForm;
 use redirect_core::pod::SkipReason;
-use redirect_core::settings::{NameLookup, NamespaceFacts, RawSettings};
+use redirect_core::settings::{InputErrors, NameLookup, NamespaceFacts, RawSettings};
 use redirect_core::{AmbientRedirect, Redirect, RulePlan};
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -50,8 +50,6 @@ pub struct Side {
     pub written: String,
     #[serde(skip)]
     pub(crate) plan: Option<Programmed>,
-    #[serde(skip)]
-    pub(crate) skipped: Option<(PodName, SkipReason)>,
 }
 
 /// What is known besides the text.
@@ -75,12 +73,6 @@ impl NameLookup for RootOnly {
     }
 }
 
-/// What was understood of a text.
-enum Understood {
-    Plan { plan: RulePlan, backend: BackendChoice, native: NativeForm },
-    LeftAlone(PodName, SkipReason),
-}
-
 impl Side {
     /// Reads a text.
     pub(crate) fn of(text: &str, around: &Around<'_>) -> Self {
@@ -94,30 +86,28 @@ impl Side {
             }
         };
         match understood {
-            Ok(understood) => Self { form, notices, ..Self::default() }.filled(understood, around.format),
+            Ok(side) => Self { form, notices, ..side },
             Err(errors) => Self { form, errors, ..Self::default() },
         }
     }
 
-    fn filled(self, understood: Understood, format: PlanLanguage) -> Self {
-        match understood {
-            Understood::Plan { plan, backend, native } => {
-                let written = written(&plan, format, native, TextLayout::default()).into();
-                Self { tables: tables(&plan), written, plan: Some(Programmed { plan, backend }), ..self }
-            }
-            Understood::LeftAlone(name, reason) => Self {
-                left_alone: Some(reason.explanation().to_owned()),
-                written: left_alone(&name, reason, format == PlanLanguage::Json).into(),
-                // Nothing is captured.
-                plan: Some(Programmed { plan: RulePlan::empty(), backend: BackendChoice::Auto }),
-                skipped: Some((name, reason)),
-                ..self
-            },
+    fn planned(plan: RulePlan, backend: BackendChoice, native: NativeForm, format: PlanLanguage) -> Self {
+        let written = written(&plan, format, native, TextLayout::default()).into();
+        Self { tables: tables(&plan), written, plan: Some(Programmed { plan, backend }), ..Self::default() }
+    }
+
+    /// Of a pod that is not redirected: nothing is captured.
+    fn left_alone(name: &PodName, reason: SkipReason, format: PlanLanguage) -> Self {
+        Self {
+            left_alone: Some(reason.explanation().to_owned()),
+            written: left_alone(name, reason, format == PlanLanguage::Json).into(),
+            plan: Some(Programmed { plan: RulePlan::empty(), backend: BackendChoice::Auto }),
+            ..Self::default()
         }
     }
 }
 
-fn of_flags(text: &str, around: &Around<'_>, notices: &mut Vec<String>) -> Result<Understood, Vec<String>> {
+fn of_flags(text: &str, around: &Around<'_>, notices: &mut Vec<String>) -> Result<Side, Vec<String>> {
     let input = flags::typed(text).and_then(flags::input).map_err(|error| vec![error])?;
     let settings = &input.settings;
     let mut wrong = flags::refused(settings);
@@ -125,9 +115,7 @@ fn of_flags(text: &str, around: &Around<'_>, notices: &mut Vec<String>) -> Resul
     if !wrong.is_empty() {
         return Err(wrong);
     }
-    let told = |errors: redirect_core::settings::InputErrors| -> Vec<String> {
-        errors.iter().map(ToString::to_string).collect()
-    };
+    let told = |errors: InputErrors| errors.iter().map(ToString::to_string).collect::<Vec<_>>();
     let RunOptions { backend, native_form: native, .. } = RunOptions::parse(settings).map_err(told)?;
     let plan = if flags::is_ambient(settings) {
         AmbientRedirect::parse(settings).map_err(told)?.plan()
@@ -140,7 +128,7 @@ fn of_flags(text: &str, around: &Around<'_>, notices: &mut Vec<String>) -> Resul
         redirect.plan()
     };
     notices.extend(input.notices());
-    Ok(Understood::Plan { plan, backend, native })
+    Ok(Side::planned(plan, backend, native, around.format))
 }
 
 /// The addresses, or one where none is known.
@@ -152,7 +140,7 @@ fn with_one(addresses: &[IpAddr], notices: &mut Vec<String>) -> Vec<IpAddr> {
     addresses.to_vec()
 }
 
-type OfObjects = (Form, Result<Understood, Vec<String>>);
+type OfObjects = (Form, Result<Side, Vec<String>>);
 
 fn of_objects(mut objects: Vec<Value>, around: &Around<'_>, notices: &mut Vec<String>) -> OfObjects {
     let (Some(object), 0) = (objects.pop(), objects.len()) else {
@@ -196,11 +184,7 @@ fn injected(annotations: &Value) -> Value {
     })
 }
 
-fn of_object(
-    object: &Value,
-    around: &Around<'_>,
-    notices: &mut Vec<String>,
-) -> Result<Understood, Vec<String>> {
+fn of_object(object: &Value, around: &Around<'_>, notices: &mut Vec<String>) -> Result<Side, Vec<String>> {
     let pod = manifest::PodManifest::from_json(object).map_err(|errors| manifest::faults(object, &errors))?;
     let known = if around.addresses.is_empty() { &pod.addresses } else { around.addresses };
     let addresses = with_one(known, notices);
@@ -215,7 +199,7 @@ fn of_object(
         notices.extend(pod.facts.notices().map(|notice| notice.to_string()));
     }
     Ok(match decided.settled()? {
-        Ok(plan) => Understood::Plan { plan, backend: BackendChoice::Auto, native: NativeForm::Plain },
-        Err(reason) => Understood::LeftAlone(pod.name, reason),
+        Ok(plan) => Side::planned(plan, BackendChoice::Auto, NativeForm::Plain, around.format),
+        Err(reason) => Side::left_alone(&pod.name, reason, around.format),
     })
 }
