@@ -10,7 +10,7 @@ use packet_trace::{Detail, TraceRules};
 use redirect_core::{Redirect, RulePlan, options::BackendChoice};
 use redirect_core_fuzz::{parts, plan, text};
 use redirectctl::{
-    packet::{Said, packet},
+    packet::{PacketQuestion, packet},
     picture::of_trace,
     text_writer::TextLayout,
     traffic::{PlanComparison, Programmed, report},
@@ -23,10 +23,11 @@ fuzz_target!(|input: &str| {
     let (said, settings) = parts::halves(input);
     let (one, other) = parts::halves(settings);
     let (one, other) = (planned(one), planned(other));
-    let mut lines = said.lines().map(|line| Some(line).filter(|line| !line.is_empty()));
-    let mut line = || lines.next().flatten();
-    let to = line().unwrap_or_default();
-    let said = Said { to, sender: line(), from: line(), interface: line(), mark: line(), state: line() };
+    let mut lines = said.lines();
+    let mut line = || lines.next().unwrap_or_default().to_owned();
+    let (to, sender, from) = (line(), line(), line());
+    let (interface, mark, state) = (line(), line(), line());
+    let said = PacketQuestion { to, sender, from, interface, mark, state, every: false };
     trace(&said, &one);
     if one.planned_rules().len().max(other.planned_rules().len()) <= MOST_RULES {
         compare(&one, &other);
@@ -40,7 +41,7 @@ fn planned(settings: &str) -> RulePlan {
         .map_or_else(|_| RulePlan::empty(), |redirect| redirect.plan())
 }
 
-fn trace(said: &Said<'_>, plan: &RulePlan) {
+fn trace(said: &PacketQuestion, plan: &RulePlan) {
     let packet = match packet(said, Some(plan), &parts::addresses()) {
         Ok(packet) => packet,
         Err(wrong) => {

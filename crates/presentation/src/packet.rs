@@ -3,30 +3,43 @@
 use redirect_core::{AmbientRedirect, Redirect};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use packet_trace::{ConnectionState, Packet};
+use packet_trace::{ConnectionState, Detail, Packet};
 use redirect_core::plan::DataPlane;
 use redirect_core::{Family, RulePlan};
+use serde::{Deserialize, Serialize};
 
 /// A user of the application if unset: not the proxy's, nor root.
 const APPLICATION: u32 = 1000;
 /// The port that a packet comes from if unset.
 const SOURCE_PORT: u16 = 40000;
 
-/// What is said of a packet, as text.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct Said<'a> {
+/// A question about a packet, as text: the flags of `redirectctl trace`, which are fields of the web page. What is empty is not given.
+#[derive(Debug, Clone, Default, Deserialize, Serialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct PacketQuestion {
     /// Who sends it: `app`, `proxy`, `outside`, `UID` or `UID:GID`.
-    pub sender: Option<&'a str>,
+    #[serde(rename = "as")]
+    pub sender: String,
     /// Where to: `IP:PORT`, behind it `/udp` or `/tcp`.
-    pub to: &'a str,
+    pub to: String,
     /// Where from: `IP` or `IP:PORT`.
-    pub from: Option<&'a str>,
+    pub from: String,
     /// By which interface.
-    pub interface: Option<&'a str>,
+    pub interface: String,
     /// Its mark.
-    pub mark: Option<&'a str>,
+    pub mark: String,
     /// What connection tracking says of it.
-    pub state: Option<&'a str>,
+    pub state: String,
+    /// Whether rules that are not about it are reported, too.
+    pub every: bool,
+}
+
+impl PacketQuestion {
+    /// Which rules a trace reports.
+    #[must_use]
+    pub const fn detail(&self) -> Detail {
+        if self.every { Detail::Every } else { Detail::Met }
+    }
 }
 
 /// The words for what connection tracking says.
@@ -36,12 +49,16 @@ pub const STATES: &[&str] = &["new", "related", "established", "reply", "invalid
 ///
 /// # Errors
 /// Everything that is not understood.
-pub fn packet(said: &Said<'_>, plan: Option<&RulePlan>, addresses: &[IpAddr]) -> Result<Packet, Vec<String>> {
+pub fn packet(
+    said: &PacketQuestion,
+    plan: Option<&RulePlan>,
+    addresses: &[IpAddr],
+) -> Result<Packet, Vec<String>> {
     let mut wrong = Vec::new();
-    let to = target(said.to).map_err(|why| wrong.push(why)).ok();
-    let from = said.from.map(source).transpose().map_err(|why| wrong.push(why)).ok().flatten();
-    let mark = said.mark.map(number).transpose().map_err(|why| wrong.push(why)).ok().flatten();
-    let sender = sender(said.sender.unwrap_or("app"), plan).map_err(|why| wrong.push(why)).ok();
+    let to = target(&said.to).map_err(|why| wrong.push(why)).ok();
+    let from = given(&said.from).map(source).transpose().map_err(|why| wrong.push(why)).ok().flatten();
+    let mark = given(&said.mark).map(number).transpose().map_err(|why| wrong.push(why)).ok().flatten();
+    let sender = sender(given(&said.sender).unwrap_or("app"), plan).map_err(|why| wrong.push(why)).ok();
     let (Some((to, is_udp)), Some(sender), true) = (to, sender, wrong.is_empty()) else { return Err(wrong) };
     let family = Family::of(&to.ip());
     let (address, port) = from.unwrap_or((None, None));
@@ -63,25 +80,28 @@ pub fn packet(said: &Said<'_>, plan: Option<&RulePlan>, addresses: &[IpAddr]) ->
         }
     };
     let packet = if is_udp { packet.over_udp() } else { packet };
-    let mut packet = match said.interface {
+    let mut packet = match given(&said.interface) {
         Some(name) => packet.by(name),
         None => packet,
     };
     let is_ambient = plan.is_some_and(|plan| plan.data_plane() == DataPlane::Ambient);
-    let own =
-        if is_ambient && said.sender == Some("proxy") { AmbientRedirect::ZTUNNEL_MARK.value() } else { 0 };
+    let own = if is_ambient && said.sender == "proxy" { AmbientRedirect::ZTUNNEL_MARK.value() } else { 0 };
     packet.mark = mark.unwrap_or(own);
-    packet.connection.state = state(said.state);
+    packet.connection.state = state(&said.state);
     Ok(packet)
 }
 
-fn state(word: Option<&str>) -> ConnectionState {
+fn given(text: &str) -> Option<&str> {
+    Some(text).filter(|text| !text.is_empty())
+}
+
+fn state(word: &str) -> ConnectionState {
     match word {
-        Some("related") => ConnectionState::Related,
-        Some("established") => ConnectionState::Established,
-        Some("reply") => ConnectionState::Reply,
-        Some("invalid") => ConnectionState::Invalid,
-        Some(_) | None => ConnectionState::New,
+        "related" => ConnectionState::Related,
+        "established" => ConnectionState::Established,
+        "reply" => ConnectionState::Reply,
+        "invalid" => ConnectionState::Invalid,
+        _ => ConnectionState::New,
     }
 }
 
@@ -146,12 +166,16 @@ mod tests {
     use super::*;
     use packet_trace::Sender;
 
-    fn made(said: &Said<'_>) -> Result<Packet, Vec<String>> {
+    fn made(said: &PacketQuestion) -> Result<Packet, Vec<String>> {
         packet(
             said,
             None,
             &["127.0.0.1".parse().expect("an address"), "10.1.0.2".parse().expect("an address")],
         )
+    }
+
+    fn question(sender: &str, to: &str) -> PacketQuestion {
+        PacketQuestion { sender: sender.to_owned(), to: to.to_owned(), ..PacketQuestion::default() }
     }
 
     #[test]
@@ -162,7 +186,7 @@ mod tests {
             ("7:8", Sender::Local { uid: 7, gid: 8 }),
             ("outside", Sender::Outside),
         ] {
-            let packet = made(&Said { sender: Some(sender), to: "10.1.0.2:80", ..Said::default() });
+            let packet = made(&question(sender, "10.1.0.2:80"));
             assert_eq!(packet.expect("a packet").sender, wanted, "{sender}");
         }
     }
@@ -171,16 +195,15 @@ mod tests {
     fn what_ztunnel_sends_has_its_mark_unless_another_is_said() {
         let plan = redirect_core::AmbientRedirect::new(redirect_core::Families::V4).plan();
         let mark = |sender, mark| {
-            let said = Said { sender: Some(sender), to: "192.0.2.9:80", mark, ..Said::default() };
+            let said = PacketQuestion { mark: String::from(mark), ..question(sender, "192.0.2.9:80") };
             packet(&said, Some(&plan), &[]).expect("a packet").mark
         };
-        assert_eq!([mark("proxy", None), mark("proxy", Some("0x7")), mark("app", None)], [0x539, 7, 0]);
+        assert_eq!([mark("proxy", ""), mark("proxy", "0x7"), mark("app", "")], [0x539, 7, 0]);
     }
 
     #[test]
     fn a_packet_comes_from_where_it_can() {
-        let from =
-            |to| made(&Said { to, ..Said::default() }).expect("a packet").source.map(|ip| ip.to_string());
+        let from = |to| made(&question("", to)).expect("a packet").source.map(|ip| ip.to_string());
         assert_eq!(from("192.0.2.9:53/udp").as_deref(), Some("10.1.0.2"));
         assert_eq!(from("127.0.0.1:80").as_deref(), Some("127.0.0.1"));
         assert_eq!(from("[2001:db8::9]:80").as_deref(), Some("2001:db8::1"));
@@ -188,13 +211,8 @@ mod tests {
 
     #[test]
     fn everything_wrong_is_told_at_once() {
-        let wrong = made(&Said {
-            sender: Some("me"),
-            to: "here",
-            from: Some("x"),
-            mark: Some("y"),
-            ..Said::default()
-        });
+        let wrong =
+            made(&PacketQuestion { from: "x".to_owned(), mark: "y".to_owned(), ..question("me", "here") });
         let wrong = wrong.expect_err("nothing is right");
         for flag in ["--to", "--from", "--mark", "--as"] {
             assert!(wrong.iter().any(|one| one.contains(flag)), "{flag}: {wrong:?}");

@@ -2,8 +2,8 @@
 
 use std::net::IpAddr;
 
-use packet_trace::{Detail, TraceEvent};
-use presentation::packet::{Said, packet};
+use packet_trace::TraceEvent;
+use presentation::packet::{PacketQuestion, packet};
 use presentation::picture::of_trace;
 use presentation::plan::PlanLanguage;
 use presentation::text_writer::TextLayout;
@@ -30,27 +30,6 @@ pub struct PageQuestion {
     pub format: String,
     /// A packet.
     pub packet: Option<PacketQuestion>,
-}
-
-/// A question about a packet: the flags of `redirectctl trace`.
-#[derive(Debug, Clone, Default, Deserialize, Serialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct PacketQuestion {
-    /// Who sends it.
-    #[serde(rename = "as")]
-    pub sender: String,
-    /// Where to.
-    pub to: String,
-    /// Where from.
-    pub from: String,
-    /// By which interface.
-    pub interface: String,
-    /// Its mark.
-    pub mark: String,
-    /// What connection tracking says of it.
-    pub state: String,
-    /// Whether rules that are not about it are reported, too.
-    pub every: bool,
 }
 
 /// What is answered.
@@ -166,21 +145,20 @@ impl PageTrace {
     /// The packet's path; `None` without rules to follow it through.
     fn of(way: &PacketQuestion, side: &Side, addresses: &[IpAddr]) -> Option<Self> {
         let plan = side.plan.as_ref().filter(|_| side.left_alone.is_none())?;
-        let packet = match packet(&way.said(), Some(&plan.plan), addresses) {
+        let packet = match packet(way, Some(&plan.plan), addresses) {
             Ok(packet) => packet,
             Err(errors) => return Some(Self { errors, ..Self::default() }),
         };
         let trace = plan.rules(packet.family()).trace(&packet);
-        let detail = if way.every { Detail::Every } else { Detail::Met };
         let steps = serde_json::to_value(&trace).unwrap_or_default();
         Some(Self {
             errors: Vec::new(),
             packet: trace.packet.to_string(),
             end: trace.fate().to_string(),
             said: trace.steps.iter().map(asked_by).collect(),
-            text: report(&trace, detail).into(),
+            text: report(&trace, way.detail()).into(),
             json: Printable::json(&steps).into(),
-            svg: of_trace(&trace, detail),
+            svg: of_trace(&trace, way.detail()),
             way: steps,
         })
     }
@@ -192,22 +170,4 @@ fn asked_by(step: &TraceEvent) -> Option<String> {
         return Some(origin.setting.said_by(origin.source));
     }
     None
-}
-
-impl PacketQuestion {
-    fn said(&self) -> Said<'_> {
-        Said {
-            sender: said(&self.sender),
-            to: &self.to,
-            from: said(&self.from),
-            interface: said(&self.interface),
-            mark: said(&self.mark),
-            state: said(&self.state),
-        }
-    }
-}
-
-/// What a field says, if anything.
-fn said(text: &str) -> Option<&str> {
-    Some(text).filter(|text| !text.is_empty())
 }

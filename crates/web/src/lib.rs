@@ -8,8 +8,9 @@ mod answer;
 mod input;
 mod rules;
 
-pub use answer::{Diff, PacketQuestion, PageAnswer, PageQuestion, PageTrace, answer};
+pub use answer::{Diff, PageAnswer, PageQuestion, PageTrace, answer};
 pub use input::{Form, Side};
+pub use presentation::packet::PacketQuestion;
 pub use rules::{PageChain, PageTable, Row};
 
 /// The answer to a question in JSON. What is not a question is answered as one about nothing, with the error.

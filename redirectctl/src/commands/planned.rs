@@ -6,7 +6,7 @@ use logging::DEFAULT_SCOPE;
 use netns_apply::facts::{self, Ipv6, NameFiles};
 use netns_apply::netns::Netns;
 use netns_apply::{ApplyOptions, Live};
-use packet_trace::{Detail, Packet, TraceRules};
+use packet_trace::{Packet, TraceRules};
 use presentation::decision::left_alone;
 use presentation::{NO_ADDRESS, Printable, SOMEWHERE, flags};
 use redirect_core::options::BackendChoice;
@@ -19,7 +19,7 @@ use super::{CommandOutput, Given, target};
 use crate::error::PodInputError;
 use crate::input;
 use crate::node::NodeConfiguration;
-use crate::packet::{Said, packet};
+use crate::packet::{PacketQuestion, packet};
 use crate::picture;
 use crate::plan::{self, PlanLanguage};
 use crate::pod::Pod;
@@ -120,16 +120,19 @@ pub(super) fn of_settings(
 
 /// `trace`
 pub(super) fn trace(given: &Given) -> Result<CommandOutput, PodInputError> {
-    let said = Said {
-        sender: given.flag("as"),
-        to: given.flag("to").ok_or_else(|| {
-            PodInputError::of("flag --to: is missing; write --to IP:PORT, or --to IP:PORT/udp")
-        })?,
-        from: given.flag("from"),
-        interface: given.flag("interface"),
-        mark: given.flag("mark"),
-        state: given.flag("state"),
+    let text = |flag: &str| given.flag(flag).unwrap_or_default().to_owned();
+    let said = PacketQuestion {
+        sender: text("as"),
+        to: text("to"),
+        from: text("from"),
+        interface: text("interface"),
+        mark: text("mark"),
+        state: text("state"),
+        every: given.flag("every") == Some("true"),
     };
+    if said.to.is_empty() {
+        return Err(PodInputError::of("flag --to: is missing; write --to IP:PORT, or --to IP:PORT/udp"));
+    }
     let pod = given.pod()?;
     let (rules, packet, unexamined) = match target::named(given, pod.as_ref())? {
         Some(path) => in_namespace(&path, pod.as_ref(), &said, given)?,
@@ -148,7 +151,6 @@ pub(super) fn trace(given: &Given) -> Result<CommandOutput, PodInputError> {
         }
     };
     let trace = rules.trace(&packet);
-    let detail = if given.flag("every") == Some("true") { Detail::Every } else { Detail::Met };
     let text = if given.is_json() {
         let mut trace = serde_json::to_value(&trace).unwrap_or_default();
         if !unexamined.is_empty() {
@@ -157,9 +159,10 @@ pub(super) fn trace(given: &Given) -> Result<CommandOutput, PodInputError> {
         Printable::json(&trace)
     } else {
         match given.flag("format") {
-            Some("svg") => Printable::lines(&picture::of_trace(&trace, detail)),
+            Some("svg") => Printable::lines(&picture::of_trace(&trace, said.detail())),
             Some(_) | None => {
-                [traffic::report(&trace, detail), traffic::not_examined(&unexamined)].into_iter().collect()
+                let report = traffic::report(&trace, said.detail());
+                [report, traffic::not_examined(&unexamined)].into_iter().collect()
             }
         }
     };
@@ -170,7 +173,7 @@ pub(super) fn trace(given: &Given) -> Result<CommandOutput, PodInputError> {
 fn in_namespace(
     path: &Path,
     pod: Option<&Pod>,
-    said: &Said<'_>,
+    said: &PacketQuestion,
     given: &Given,
 ) -> Result<(TraceRules, Packet, Vec<String>), PodInputError> {
     let ambient = if given.is_ambient() { Some(ambient(given, pod)?.0.plan()) } else { None };
