@@ -63,7 +63,7 @@ fn all() -> Vec<Entry> {
     let codes = EXIT_CODES
         .iter()
         .map(|(code, meaning)| Entry::new("an exit code", format!("exit-{code}"), *meaning, ""));
-    let errors = ERROR_CODES.iter().map(|(code, meaning)| {
+    let errors = Code::ALL.iter().map(|(code, meaning)| {
         Entry::new("a code in an error of istio-cni", format!("cni-{}", code.number()), *meaning, "")
     });
     causes
@@ -114,30 +114,6 @@ fn plain(summary: &str) -> String {
     }
     text
 }
-
-/// The codes in the plugin's errors.
-const ERROR_CODES: &[(Code, &str)] = &[
-    (Code::IncompatibleVersion, "the configuration's version is not the plugin's, or has no such command"),
-    (Code::Environment, "an environment variable of the runtime is missing or wrong"),
-    (Code::Io, "standard input cannot be read"),
-    (Code::Decode, "standard input is not a JSON object"),
-    (Code::Config, "the configuration is wrong; the message names each key"),
-    (Code::TryAgain, "it may work later, and the runtime tries again"),
-    (Code::NotAvailable, "pods cannot be served now"),
-    (Code::LimitedConnectivity, "pods cannot be served, and those that run may lack something"),
-    (Code::Pod, "the pod's own settings are wrong; its owner has to change them"),
-    (Code::Forbidden, "the API server refuses the plugin (403): its role is missing"),
-    (Code::Untrusted, "the API server's certificate cannot be verified"),
-    (Code::Kubeconfig, "the kubeconfig cannot be used"),
-    (
-        Code::Sandboxed,
-        "the pod's runtime is sandboxed: rules do not bind it; docs/concepts/capture.md has the ways out",
-    ),
-    (Code::NotEnrolled, "the node agent did not enrol a pod of ambient mode; the message has its reason"),
-    (Code::NotProgrammed, "the network namespace could not be programmed, and is as it was"),
-    (Code::NotAsPlanned, "CHECK found something that is not as planned"),
-    (Code::Internal, "a bug of the plugin"),
-];
 
 /// What a word means, in every place where it is met; an error where it is met in none.
 ///

@@ -44,30 +44,38 @@ pub enum Code {
 }
 
 impl Code {
-    const ALL: [Self; 17] = [
-        Self::IncompatibleVersion,
-        Self::Environment,
-        Self::Io,
-        Self::Decode,
-        Self::Config,
-        Self::TryAgain,
-        Self::NotAvailable,
-        Self::LimitedConnectivity,
-        Self::Pod,
-        Self::Forbidden,
-        Self::Untrusted,
-        Self::Kubeconfig,
-        Self::Sandboxed,
-        Self::NotEnrolled,
-        Self::NotProgrammed,
-        Self::NotAsPlanned,
-        Self::Internal,
+    /// All of them, each with what it means to a person.
+    pub const ALL: [(Self, &'static str); 17] = [
+        (
+            Self::IncompatibleVersion,
+            "the configuration's version is not the plugin's, or has no such command",
+        ),
+        (Self::Environment, "an environment variable of the runtime is missing or wrong"),
+        (Self::Io, "standard input cannot be read"),
+        (Self::Decode, "standard input is not a JSON object"),
+        (Self::Config, "the configuration is wrong; the message names each key"),
+        (Self::TryAgain, "it may work later, and the runtime tries again"),
+        (Self::NotAvailable, "pods cannot be served now"),
+        (Self::LimitedConnectivity, "pods cannot be served, and those that run may lack something"),
+        (Self::Pod, "the pod's own settings are wrong; its owner has to change them"),
+        (Self::Forbidden, "the API server refuses the plugin (403): its role is missing"),
+        (Self::Untrusted, "the API server's certificate cannot be verified"),
+        (Self::Kubeconfig, "the kubeconfig cannot be used"),
+        (
+            Self::Sandboxed,
+            "the pod's runtime is sandboxed: rules do not bind it; docs/concepts/capture.md has the ways out",
+        ),
+        (Self::NotEnrolled, "the node agent did not enrol a pod of ambient mode; the message has its reason"),
+        (Self::NotProgrammed, "the network namespace could not be programmed, and is as it was"),
+        (Self::NotAsPlanned, "CHECK found something that is not as planned"),
+        (Self::Internal, "a bug of the plugin"),
     ];
 
     /// The code with this number.
     #[must_use]
     pub fn of(number: u64) -> Option<Self> {
-        Self::ALL.into_iter().find(|code| u64::from(code.number()) == number)
+        let mut codes = Self::ALL.into_iter().map(|(code, _)| code);
+        codes.find(|code| u64::from(code.number()) == number)
     }
 
     /// Whether an ADD that fails so fails because of the node, so that other pods fail there too.
@@ -179,7 +187,7 @@ mod tests {
 
     #[test]
     fn a_code_has_one_number() {
-        for code in Code::ALL {
+        for (code, _) in Code::ALL {
             assert_eq!(Code::of(code.number().into()), Some(code));
         }
         assert_eq!(Code::of(200), None);
