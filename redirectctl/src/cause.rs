@@ -250,18 +250,6 @@ impl Cause {
     pub const fn code(self) -> &'static str {
         self.doc().word
     }
-
-    /// What it means, in a sentence without its end.
-    #[must_use]
-    pub const fn meaning(self) -> &'static str {
-        self.doc().meaning
-    }
-
-    /// What to do.
-    #[must_use]
-    pub const fn remedy(self) -> &'static str {
-        self.doc().remedy
-    }
 }
 
 impl PodFinding {
@@ -307,7 +295,7 @@ mod tests {
             Cause::Foreign,
             Cause::AwaitsValidation,
         ] {
-            let remedy = cause.remedy();
+            let remedy = cause.doc().remedy;
             assert!(remedy.starts_with("either ") && remedy.contains(" or "), "{}: {remedy}", cause.code());
         }
     }
@@ -319,7 +307,8 @@ mod tests {
         for cause in Cause::ALL {
             let is_word = |text: &str| text.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'-');
             assert!(is_word(cause.code()), "{}", cause.code());
-            assert!(!cause.meaning().ends_with('.') && !cause.remedy().ends_with('.'), "{}", cause.code());
+            let ReasonDoc { word, meaning, remedy } = cause.doc();
+            assert!(!meaning.ends_with('.') && !remedy.ends_with('.'), "{word}");
         }
     }
 }

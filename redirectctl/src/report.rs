@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use presentation::node_scan::ReportedFinding;
-use reasons::{PodState, linked};
+use reasons::{PodState, ReasonDoc, linked};
 use redirect_core::plan::DataPlane;
 use redirect_core::pod::Decision;
 use redirect_core::settings::{Key, RawSettings, Source};
@@ -240,13 +240,13 @@ fn in_force(seen: &Inspection) -> String {
 /// A finding for programs.
 #[must_use]
 pub fn reported(finding: &PodFinding) -> ReportedFinding {
-    let cause = finding.cause;
+    let ReasonDoc { word, meaning, remedy } = finding.cause.doc();
     ReportedFinding {
-        code: cause.code().to_owned(),
-        severity: cause.severity(),
-        meaning: cause.meaning().to_owned(),
+        code: word.to_owned(),
+        severity: finding.cause.severity(),
+        meaning: meaning.to_owned(),
         seen: finding.seen.clone(),
-        remedy: linked(cause.remedy()),
+        remedy: linked(remedy),
     }
 }
 

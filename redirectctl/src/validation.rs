@@ -1,6 +1,7 @@
 //! How the validation of a pod failed, as the status of its container says.
 
 use istio_validation::Reason;
+use reasons::ReasonDoc;
 use serde_json::Value;
 
 use crate::object::text;
@@ -45,8 +46,8 @@ impl LastValidation {
         let ended = format!("{VALIDATION_CONTAINER} ended with exit code {}", self.code);
         match self.reason() {
             Some(known) => {
-                let meaning = format!("{}: {}", known.code(), known.meaning());
-                vec![ended, meaning, known.remedy().to_owned()]
+                let ReasonDoc { word, meaning, remedy } = known.doc();
+                vec![ended, format!("{word}: {meaning}"), remedy.to_owned()]
             }
             None if self.message.trim().is_empty() => vec![ended],
             None => vec![format!("{ended}: {}", self.message.trim())],

@@ -57,9 +57,7 @@ fn all() -> Vec<Entry> {
     let skips = SkipReason::ALL.iter().map(|reason| {
         Entry::new("a reason of istio-cni to leave a pod alone", reason.word(), reason.explanation(), "")
     });
-    let reasons = Reason::ALL.iter().map(|reason| {
-        Entry::new("a reason of istio-validation", reason.code(), reason.meaning(), reason.remedy())
-    });
+    let reasons = Reason::ALL.iter().map(|reason| Entry::of("a reason of istio-validation", reason.doc()));
     let codes = EXIT_CODES
         .iter()
         .map(|(code, meaning)| Entry::new("an exit code", format!("exit-{code}"), *meaning, ""));

@@ -26,10 +26,10 @@ pub(crate) fn check(
                 let mut missing = RoutingItem::missing(&placement.plan, found).into_iter();
                 let missing = missing.find(|item| item.family() == Some(family))?;
                 let broken = found.iter().find(|one| one.item == missing);
-                Some(
-                    broken
-                        .map_or_else(|| format!("missing: {missing}"), |one| format!("does not work: {one}")),
-                )
+                Some(match broken {
+                    Some(one) => format!("does not work: {one}"),
+                    None => format!("missing: {missing}"),
+                })
             }
         });
         let (result, detail) = match wrong {
@@ -37,15 +37,7 @@ pub(crate) fn check(
             Ok(Some(wrong)) => (Err(Reason::NoPolicyRoute), wrong),
             Err(error) => (Err(Reason::NoPolicyRoute), error.clone()),
         };
-        PathCheck {
-            family,
-            path: Path::PolicyRoute,
-            target: None,
-            sent: None,
-            captures: false,
-            result,
-            detail,
-        }
+        PathCheck::without_probe(family, Path::PolicyRoute, result, detail)
     };
     families.filter(|family| routes.families().contains(family)).map(check).collect()
 }

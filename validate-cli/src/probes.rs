@@ -287,15 +287,7 @@ impl Aim<'_, '_> {
     }
 
     fn failed(&mut self, path: Path, reason: Reason, detail: String) {
-        self.aims.checks.push(PathCheck {
-            family: self.family,
-            path,
-            target: None,
-            sent: None,
-            captures: false,
-            result: Err(reason),
-            detail,
-        });
+        self.aims.checks.push(PathCheck::without_probe(self.family, path, Err(reason), detail));
     }
 }
 

@@ -1,15 +1,7 @@
 //! Why a pod is held back: a closed set of codes, each with what it means and what to do.
 
+use reasons::{ReasonDoc, linked};
 use std::fmt;
-
-/// What is known about a reason.
-struct Row {
-    code: &'static str,
-    is_redirected: Option<bool>,
-    meaning: &'static str,
-    agent: &'static str,
-    remedy: &'static str,
-}
 
 const NO_ONE: &str = "no one";
 const NODE_AGENT: &str =
@@ -30,11 +22,28 @@ macro_rules! reasons {
             /// All of them, the one that explains the most first.
             pub const ALL: [Self; 20] = [$(Self::$name,)+];
 
-            const fn row(self) -> Row {
-                let (code, is_redirected, meaning, agent, remedy) = match self {
-                    $(Self::$name => ($code, $is_redirected, $meaning, $agent, $remedy),)+
-                };
-                Row { code, is_redirected, meaning, agent, remedy }
+            /// Its code, what it means, and what to do about it: which setting to check.
+            #[must_use]
+            pub const fn doc(self) -> ReasonDoc {
+                match self {
+                    $(Self::$name => ReasonDoc { word: $code, meaning: $meaning, remedy: $remedy },)+
+                }
+            }
+
+            /// Whether the pod is redirected, as far as this says: `None` where it may be or may not.
+            #[must_use]
+            pub const fn is_redirected(self) -> Option<bool> {
+                match self {
+                    $(Self::$name => $is_redirected,)+
+                }
+            }
+
+            /// The part of the system that can fix it.
+            #[must_use]
+            pub const fn agent(self) -> &'static str {
+                match self {
+                    $(Self::$name => $agent,)+
+                }
             }
         }
     };
@@ -107,37 +116,13 @@ impl Reason {
     /// Its code.
     #[must_use]
     pub const fn code(self) -> &'static str {
-        self.row().code
-    }
-
-    /// What it means, in a sentence without its end.
-    #[must_use]
-    pub const fn meaning(self) -> &'static str {
-        self.row().meaning
-    }
-
-    /// Whether the pod is redirected, as far as this says: `None` where it may be or may not.
-    #[must_use]
-    pub const fn is_redirected(self) -> Option<bool> {
-        self.row().is_redirected
-    }
-
-    /// The part of the system that can fix it.
-    #[must_use]
-    pub const fn agent(self) -> &'static str {
-        self.row().agent
-    }
-
-    /// What to do about it: which setting to check.
-    #[must_use]
-    pub const fn remedy(self) -> &'static str {
-        self.row().remedy
+        self.doc().word
     }
 
     /// Where it is explained.
     #[must_use]
     pub fn document(self) -> String {
-        reasons::linked(&format!("docs/reference/validation.md#{self}"))
+        linked(&format!("docs/reference/validation.md#{self}"))
     }
 }
 

@@ -190,7 +190,7 @@ impl ValidationReport {
         let headline = format!(
             "{}: {}{} (user {uid}, group {gid}, {} ms)",
             self.reason,
-            self.reason.meaning(),
+            self.reason.doc().meaning,
             self.untested(),
             self.elapsed.as_millis()
         );
@@ -203,7 +203,7 @@ impl ValidationReport {
         if wrong {
             lines.extend(self.some_rules().map(|rule| (true, format!("rule: {rule}"))));
             lines.push((true, format!("owner: {}", self.reason.agent())));
-            lines.push((true, format!("check: {}", self.reason.remedy())));
+            lines.push((true, format!("check: {}", self.reason.doc().remedy)));
             lines.push((true, format!("read on: {}", self.reason.document())));
         }
         lines
@@ -214,11 +214,11 @@ impl ValidationReport {
         let unproven = self.unproven.iter().filter(|_| unproven);
         json!({
             "reason": reason.code(),
-            "message": format!("{}{}", reason.meaning(), self.untested()),
+            "message": format!("{}{}", reason.doc().meaning, self.untested()),
             // Unknown is neither true nor false.
             "redirected": reason.is_redirected(),
             "exitCode": self.exit_code(),
-            "remedy": {"agent": reason.agent(), "setting": reason.remedy(), "document": reason.document()},
+            "remedy": {"agent": reason.agent(), "setting": reason.doc().remedy, "document": reason.document()},
             "uid": self.who.uid,
             "gid": self.who.gid,
             "rounds": self.rounds,
@@ -231,6 +231,16 @@ impl ValidationReport {
 }
 
 impl PathCheck {
+    /// What is known of a path to which nothing was sent.
+    pub(crate) const fn without_probe(
+        family: Family,
+        path: Path,
+        result: Result<(), Reason>,
+        detail: String,
+    ) -> Self {
+        Self { family, path, target: None, sent: None, captures: false, result, detail }
+    }
+
     /// Its result in one word.
     #[must_use]
     pub const fn code(&self) -> &'static str {

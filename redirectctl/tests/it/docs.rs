@@ -15,8 +15,8 @@ fn causes() -> String {
     let mut text = String::new();
     for cause in Cause::ALL {
         let (code, weight) = (cause.code(), cause.severity().word());
-        text += &format!("### {code}\n{}", wrapped(&format!("{weight}: {}.", cause.meaning()), ""));
-        text += &wrapped(&format!("**Remedy**: {}.", cause.remedy()), "");
+        text += &format!("### {code}\n{}", wrapped(&format!("{weight}: {}.", cause.doc().meaning), ""));
+        text += &wrapped(&format!("**Remedy**: {}.", cause.doc().remedy), "");
         text.push('\n');
     }
     text
