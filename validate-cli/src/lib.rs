@@ -66,24 +66,15 @@ pub(crate) struct ValidationRequest<'a> {
     native_nftables: bool,
     /// Whose packets are sent. Those of another user than the process's own need CAP_SETUID and CAP_SETGID.
     who: ProcessIdentity,
+    /// When the run began.
+    start: Instant,
+    /// When it ends at the latest.
+    deadline: Instant,
+    /// Signals that end it sooner.
+    stop: Option<&'a Stop>,
 }
 
-impl<'a> ValidationRequest<'a> {
-    /// A request of this process's user; of the proxy's when this is root, who is neither proxy nor application.
-    fn new(
-        redirect: &'a Redirect,
-        addresses: &'a [IpAddr],
-        validation: ValidationOptions,
-        native_nftables: bool,
-    ) -> Self {
-        let proxy = match (redirect.proxy_uids(), redirect.proxy_gids()) {
-            ([uid, ..], [gid, ..]) => ProcessIdentity { uid: *uid, gid: *gid },
-            _ => ProcessIdentity::own(),
-        };
-        let who = if ProcessIdentity::own().uid == 0 { proxy } else { ProcessIdentity::own() };
-        Self { redirect, addresses, validation, native_nftables, who }
-    }
-
+impl ValidationRequest<'_> {
     /// The families that are redirected and that the pod has an address of, each with its first.
     fn families(&self) -> Vec<(Family, IpAddr)> {
         self.redirect.families().iter().filter_map(|family| Some((family, self.own(family)?))).collect()
@@ -112,6 +103,15 @@ impl ProcessIdentity {
         Self { uid: geteuid().as_raw(), gid: getegid().as_raw() }
     }
 
+    /// Whose packets are sent: this process's, or the proxy's when this is root, who is neither proxy nor application.
+    fn of_sender(redirect: &Redirect) -> Self {
+        let own = Self::own();
+        match (redirect.proxy_uids(), redirect.proxy_gids()) {
+            ([uid, ..], [gid, ..]) if own.uid == 0 => Self { uid: *uid, gid: *gid },
+            _ => own,
+        }
+    }
+
     /// Makes the calling thread's new sockets belong to this user and group; false where that is not permitted.
     fn assume(self) -> bool {
         let (uid, gid) = (Uid::from_raw(self.uid), Gid::from_raw(self.gid));
@@ -128,39 +128,28 @@ impl ProcessIdentity {
 /// the time is up, since rules may still come.
 ///
 /// On a thread of the user whose packets are wanted: netfilter checks the user of the thread that made the socket.
-fn prove(
-    request: &ValidationRequest<'_>,
-    start: Instant,
-    deadline: Instant,
-    stop: Option<&Stop>,
-) -> ValidationReport {
+fn prove(request: &ValidationRequest<'_>) -> ValidationReport {
     let own = ValidationRequest { who: ProcessIdentity::own(), ..*request };
     if request.who == own.who {
-        return prove_as_ourselves(request, start, deadline, stop);
+        return prove_as_ourselves(request);
     }
     thread::scope(|scope| {
-        let acting = thread::Builder::new().spawn_scoped(scope, || {
-            let request = if request.who.assume() { request } else { &own };
-            prove_as_ourselves(request, start, deadline, stop)
-        });
+        let acting = thread::Builder::new()
+            .spawn_scoped(scope, || prove_as_ourselves(if request.who.assume() { request } else { &own }));
         let verdict = acting.ok().and_then(|acting| acting.join().ok());
         verdict.unwrap_or_else(|| ValidationReport::new(Reason::NothingProven, own.who))
     })
 }
 
-fn prove_as_ourselves(
-    request: &ValidationRequest<'_>,
-    start: Instant,
-    deadline: Instant,
-    stop: Option<&Stop>,
-) -> ValidationReport {
+fn prove_as_ourselves(request: &ValidationRequest<'_>) -> ValidationReport {
+    let ValidationRequest { start, deadline, stop, .. } = *request;
     let mut verdict = ValidationReport::new(Reason::NothingProven, request.who);
     let mut pause = FIRST_PAUSE;
     loop {
         verdict.rounds = verdict.rounds.saturating_add(1);
         // The last round also asks why.
         let last = deadline.saturating_duration_since(Instant::now()) <= ROUND;
-        let retries = attempt(request, last, stop, &mut verdict).and_then(|()| {
+        let retries = attempt(request, last, &mut verdict).and_then(|()| {
             let room = deadline.saturating_duration_since(Instant::now()).saturating_sub(ROUND);
             if verdict.is_redirected() || last {
                 return Ok(false);
@@ -184,7 +173,6 @@ fn prove_as_ourselves(
 fn attempt(
     request: &ValidationRequest<'_>,
     curious: bool,
-    stop: Option<&Stop>,
     verdict: &mut ValidationReport,
 ) -> Result<(), Interrupted> {
     let families = request.families();
@@ -197,7 +185,7 @@ fn attempt(
     }
     let shots: Vec<_> = probes.iter().map(|probe| probe.shot).collect();
     let seen = match Tokens::open() {
-        Ok(mut tokens) => engine::round(&shots, &stand_ins, ROUND, &mut tokens, stop)?,
+        Ok(mut tokens) => engine::round(&shots, &stand_ins, ROUND, &mut tokens, request.stop)?,
         Err(error) => {
             let error = error.raw_os_error().map_or(Errno::EIO, Errno::from_raw);
             vec![ProbeObservation::NotSent(error); shots.len()]

@@ -101,9 +101,16 @@ fn run_here(settings: &RawSettings, stop: Option<&Stop>) -> Result<ValidationRep
             return Ok(verdict);
         }
     };
-    let native = options.backend == BackendChoice::NativeNft;
-    let request = ValidationRequest::new(&redirect, &addresses, validation, native);
-    Ok(prove(&request, start, deadline, stop))
+    Ok(prove(&ValidationRequest {
+        redirect: &redirect,
+        addresses: &addresses,
+        validation,
+        native_nftables: options.backend == BackendChoice::NativeNft,
+        who: ProcessIdentity::of_sender(&redirect),
+        start,
+        deadline,
+        stop,
+    }))
 }
 
 /// The redirection that the settings ask for in this pod, and its addresses; or the reason against: no address came, or a signal did.
