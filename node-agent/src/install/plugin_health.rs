@@ -193,9 +193,7 @@ impl From<Result<(), PodError>> for Answer {
         let is_of_token = match error {
             PodError::Unauthorized { .. } | PodError::Forbidden(_) | PodError::NamespaceForbidden(_) => true,
             PodError::Kubeconfig(_) | PodError::Api(ApiError::Untrusted { .. }) => false,
-            PodError::NotFound(_)
-            | PodError::NoRuntimeClass(_)
-            | PodError::NoNamespace(_)
+            PodError::Absent(_)
             | PodError::Api(_)
             | PodError::Busy { .. }
             | PodError::Another { .. }

@@ -30,7 +30,7 @@ pub fn read(kubeconfig: &Path, pod: &PodName, uid: &str, tries: Tries) -> Result
     let pods = Request::new(format!("/api/v1/namespaces/{}/pods", pod.namespace));
     let request = || pods.get(&pod.name, &GetParams::default());
     let object = get(kubeconfig, tries, request, |found, server| {
-        let absent = PodError::NotFound(pod.clone());
+        let absent = PodError::Absent(format!("pod {pod} (404)"));
         let found =
             found.map_err(|failure| failed(failure, kubeconfig, &format_args!("pod {pod}"), absent))?;
         check(&found, pod, uid, server)?;
@@ -48,7 +48,7 @@ pub fn namespace_labels(
     let request = || Request::new("/api/v1/namespaces").get(namespace, &GetParams::default());
     get(kubeconfig, tries, request, |found, server| {
         let found = found.map_err(|failure| {
-            let absent = PodError::NoNamespace(namespace.to_owned());
+            let absent = PodError::Absent(format!("namespace {namespace} (404), which the pod is in"));
             let mut error = failed(failure, kubeconfig, &format_args!("namespace {namespace}"), absent);
             if let PodError::Forbidden(words) = error {
                 error = PodError::NamespaceForbidden(words);
@@ -66,7 +66,7 @@ pub fn handler(kubeconfig: &Path, class: &str, tries: Tries) -> Result<Option<St
         if let Err(ApiError::Forbidden(_)) = found {
             return Ok(None);
         }
-        let absent = PodError::NoRuntimeClass(class.to_owned());
+        let absent = PodError::Absent(format!("RuntimeClass {class} (404), which the pod names"));
         let wanted = format_args!("RuntimeClass {class}");
         let found = found.map_err(|failure| failed(failure, kubeconfig, &wanted, absent))?;
         let handler = found.get("handler").and_then(Value::as_str).map(str::to_owned);
@@ -166,11 +166,7 @@ impl Tries {
             | PodError::Another { .. } => {
                 self.deadline.min(*self.refused.get_or_insert(now) + REFUSAL_PATIENCE)
             }
-            PodError::NotFound(_)
-            | PodError::NoRuntimeClass(_)
-            | PodError::NoNamespace(_)
-            | PodError::Api(_)
-            | PodError::Busy { .. } => {
+            PodError::Absent(_) | PodError::Api(_) | PodError::Busy { .. } => {
                 self.refused = None;
                 self.deadline
             }

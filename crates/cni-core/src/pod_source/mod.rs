@@ -101,13 +101,7 @@ pub fn try_access(conf: &Conf, pod: &PodName, patience: Duration) -> Result<(), 
     }
     let tries = || Tries::once(Instant::now() + patience);
     let is_answer = |error: &PodError| {
-        matches!(
-            error,
-            PodError::NotFound(_)
-                | PodError::NoNamespace(_)
-                | PodError::Another { .. }
-                | PodError::Unreadable { .. }
-        )
+        matches!(error, PodError::Absent(_) | PodError::Another { .. } | PodError::Unreadable { .. })
     };
     let unless_answered = |error: PodError| if is_answer(&error) { Ok(()) } else { Err(error) };
     api::read(&conf.kubeconfig, pod, "", tries()).map(drop).or_else(unless_answered)?;
@@ -150,15 +144,9 @@ pub enum PodError {
     /// The API server does not let us read the pod's namespace (403).
     #[error("the API server does not let this plugin read namespaces (403): {0}")]
     NamespaceForbidden(String),
-    /// No such pod (404).
-    #[error("the API server has no pod {0} (404)")]
-    NotFound(PodName),
-    /// No such runtime class (404).
-    #[error("the API server has no RuntimeClass {0} (404), which the pod names")]
-    NoRuntimeClass(String),
-    /// No such namespace (404).
-    #[error("the API server has no namespace {0} (404), which the pod is in")]
-    NoNamespace(String),
+    /// No such object (404): its kind and name, and what it has to do with the pod.
+    #[error("the API server has no {0}")]
+    Absent(String),
     /// The API server cannot be reached or trusted, or is perhaps another server.
     #[error(transparent)]
     Api(#[from] ApiError),
@@ -238,7 +226,7 @@ impl PodError {
                 "give the service account that the message names the verb get on namespaces, by which ambient mode selects pods \
                  (ClusterRole and ClusterRoleBinding istio-cni-plugin, or istio-cni where the plugin has no account of its own)",
             ),
-            Self::NotFound(_) | Self::NoRuntimeClass(_) | Self::NoNamespace(_) => {
+            Self::Absent(_) => {
                 (Code::TryAgain, "it may have been deleted, or the API server may lag behind the kubelet")
             }
             Self::Api(ApiError::Untrusted { .. }) => (
