@@ -14,7 +14,7 @@ use redirect_core::{
     accepted::AcceptedBy,
     pod::{PodFacts, SkipReason},
 };
-use serde_json::{Map, Value};
+use serde_json::Value;
 use settings_table::parse_duration;
 use std::{path::PathBuf, time::Duration};
 
@@ -122,57 +122,58 @@ impl<'a> Envelope<'a> {
     /// # Errors
     /// Everything that is wrong with it, in one error (code 7).
     pub fn conf(&self) -> Result<Conf, CniError> {
-        let mut reader = FieldReader::default();
-        check_name(&self.object, &mut reader);
+        let mut reader = KeyReader { object: &self.object, fields: FieldReader::default() };
+        reader.check_name();
         let conf = self.read_keys(&mut reader);
-        let problems = reader.into_problems();
+        let problems = reader.fields.into_problems();
         if problems.is_empty() { Ok(conf) } else { Err(CniError::of_problems(Code::Config, &problems)) }
     }
 
     /// Reads the keys; wrong ones are noted and count as not given.
-    fn read_keys(&self, reader: &mut FieldReader) -> Conf {
-        let older = self.object.value("kubernetes");
-        let older = Older::read(reader.object("kubernetes", older.as_ref()), reader);
-        let mut text = |key: &str| {
-            let value = self.object.value(key);
-            reader.string(key, value.as_ref()).filter(|text| !text.is_empty()).map(str::to_owned)
-        };
-        text("type");
-        let (new_level, old_level) = (text("plugin_log_level"), text("log_level"));
-        let pod_namespace = text("pod_namespace").unwrap_or_default();
-        let (run_dir, manifest_dir) = (text("cni_agent_run_dir"), text("pod_manifest_dir"));
-        let node_name = text("node_name").or(older.node_name);
-        let run_dir = absolute("cni_agent_run_dir", run_dir, reader);
+    fn read_keys(&self, reader: &mut KeyReader<'_>) -> Conf {
+        // As they were written up to 1.22.
+        let older = reader.value("kubernetes");
+        reader.fields.object("kubernetes", older.as_ref());
+        let old_kubeconfig = reader.text("kubernetes.kubeconfig").filter(|path| path != PLACEHOLDER);
+        let old_node_name = reader.text("kubernetes.node_name");
+        reader.text("kubernetes.cni_bin_dir");
+        let old_kubeconfig = reader.absolute("kubernetes.kubeconfig", old_kubeconfig);
+        let old_excluded = reader.strings("kubernetes.exclude_namespaces");
+        reader.text("type");
+        let (new_level, old_level) = (reader.text("plugin_log_level"), reader.text("log_level"));
+        let pod_namespace = reader.text("pod_namespace").unwrap_or_default();
+        let (run_dir, manifest_dir) = (reader.text("cni_agent_run_dir"), reader.text("pod_manifest_dir"));
+        let node_name = reader.text("node_name").or(old_node_name);
+        let run_dir = reader.absolute("cni_agent_run_dir", run_dir);
         let in_run_dir = |run_dir: &PathBuf| run_dir.join(KUBECONFIG_NAME);
         // Today's key wins over that of the older form.
-        let kubeconfig = run_dir.as_ref().map(in_run_dir).or(older.kubeconfig);
+        let kubeconfig = run_dir.as_ref().map(in_run_dir).or(old_kubeconfig);
         let run_dir = run_dir.unwrap_or_else(|| RUN_DIR.into());
-        let manifest_dir = absolute("pod_manifest_dir", manifest_dir, reader);
+        let manifest_dir = reader.absolute("pod_manifest_dir", manifest_dir);
         let levels = match new_level {
-            Some(text) => levels("plugin_log_level", &text, reader),
-            None => levels("log_level", &old_level.unwrap_or_default(), reader),
+            Some(text) => reader.levels("plugin_log_level", &text),
+            None => reader.levels("log_level", &old_level.unwrap_or_default()),
         };
-        let exclude = self.object.value("exclude_namespaces");
-        let mut switch = |key: &str| reader.bool(key, self.object.value(key).as_ref()).unwrap_or_default();
+        let mut switch = |key: &str| reader.switch(key).unwrap_or_default();
         let (agent_host_network, drop_in) = (switch("agent_host_network"), switch("drop_in"));
         let programming = Programming::new(switch("native_nftables"), switch("nft_sets"));
         let strict_capture = switch("strict_capture");
         let ambient_enabled = switch("ambient_enabled");
-        let exclude_namespaces = match &exclude {
-            Some(value) => reader.strings("exclude_namespaces", Some(value)),
-            None => older.exclude_namespaces,
+        let exclude_namespaces = match reader.value("exclude_namespaces") {
+            Some(_) => reader.strings("exclude_namespaces"),
+            None => old_excluded,
         };
-        let sandboxed = self.sandboxed(reader);
-        let acceptance = self.acceptance(reader);
+        let sandboxed = reader.sandboxed();
+        let acceptance = reader.acceptance();
         Conf {
             version: self.version,
-            prev_result: PrevResult::read(&self.object, reader),
+            prev_result: PrevResult::read(&self.object, &mut reader.fields),
             levels,
             agent_host_network,
             drop_in,
             kubeconfig: kubeconfig.unwrap_or_else(|| in_run_dir(&run_dir)),
             run_dir,
-            enablement: self.enablement(&exclude_namespaces, reader),
+            enablement: reader.enablement(&exclude_namespaces),
             ambient_enabled,
             exclude_namespaces,
             pod_namespace,
@@ -180,8 +181,8 @@ impl<'a> Envelope<'a> {
             strict_capture,
             acceptance,
             sandboxed,
-            is_injected: self.is_injected(),
-            add_timeout: add_timeout(self.object.value("add_timeout").as_ref(), reader),
+            is_injected: reader.is_injected(),
+            add_timeout: reader.add_timeout(),
             manifest_dir,
             node_name,
             unknown_keys: keys::unknown(&self.object),
@@ -190,135 +191,129 @@ impl<'a> Envelope<'a> {
     }
 }
 
-impl Envelope<'_> {
-    fn sandboxed(&self, reader: &mut FieldReader) -> SandboxedRuntimes {
-        let mut sandboxed = SandboxedRuntimes::default();
-        if let Some(names) = self.object.value("sandboxed_runtimes").filter(|names| !names.is_null()) {
-            sandboxed.names = reader.strings("sandboxed_runtimes", Some(&names));
+/// Reads the keys of a configuration by their paths, and notes what is wrong with them.
+struct KeyReader<'a> {
+    object: &'a RawObject<'a>,
+    fields: FieldReader,
+}
+
+impl KeyReader<'_> {
+    fn value(&self, path: &str) -> Option<Value> {
+        self.object.at(path)
+    }
+
+    /// A text, unless it is empty.
+    fn text(&mut self, path: &str) -> Option<String> {
+        let value = self.value(path);
+        let text = self.fields.string(path, value.as_ref());
+        text.filter(|text| !text.is_empty()).map(str::to_owned)
+    }
+
+    fn switch(&mut self, path: &str) -> Option<bool> {
+        let value = self.value(path);
+        self.fields.bool(path, value.as_ref())
+    }
+
+    fn strings(&mut self, path: &str) -> Vec<String> {
+        let value = self.value(path);
+        self.fields.strings(path, value.as_ref())
+    }
+
+    fn absolute(&mut self, path: &str, text: Option<String>) -> Option<PathBuf> {
+        let text = text?;
+        if !text.starts_with('/') || text.contains('\0') {
+            self.fields.problem(format!("{path}: {text:?} is not an absolute path"));
+            return None;
         }
-        let pods = self.object.value("sandboxed_pods");
-        if let Some(word) = reader.string("sandboxed_pods", pods.as_ref()).filter(|word| !word.is_empty()) {
-            match SandboxedPods::parse(word) {
+        Some(text.into())
+    }
+
+    fn check_name(&mut self) {
+        let value = self.value("name");
+        match self.fields.string("name", value.as_ref()) {
+            Some(name) if !name.is_empty() && !crate::wire::is_plain_name(name) => self.fields.problem(
+                format!("name: {name:?} has characters other than letters, digits, '_', '.' and '-'"),
+            ),
+            None if value.is_some() => {}
+            Some("") | None => self.fields.problem("name: missing; every network has one".to_owned()),
+            Some(_) => {}
+        }
+    }
+
+    /// A level applies to the plugin's own lines; libraries stay silent, whatever the level.
+    fn levels(&mut self, path: &str, text: &str) -> Levels {
+        let text = if text.is_empty() { "info" } else { text };
+        let level = match text.parse::<Levels>() {
+            Ok(levels) => levels.of(logging::DEFAULT_SCOPE),
+            Err(error) => {
+                self.fields.problem(format!("{path}: {error}"));
+                logging::Level::Info
+            }
+        };
+        crate::logs::levels(level)
+    }
+
+    /// Seconds as a number, or a duration such as `25s`.
+    fn add_timeout(&mut self) -> Duration {
+        let Some(value) = self.value("add_timeout") else { return ADD_TIMEOUT };
+        let timeout = match &value {
+            Value::String(text) => parse_duration(text).ok(),
+            Value::Number(number) => {
+                number.as_f64().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
+            }
+            Value::Null | Value::Bool(_) | Value::Array(_) | Value::Object(_) => None,
+        };
+        timeout.filter(|timeout| !timeout.is_zero() && *timeout <= MOST_ADD_TIMEOUT).unwrap_or_else(|| {
+            self.fields.problem(format!(
+                "add_timeout: {value} is not a duration such as \"25s\", more than 0 and at most {}s",
+                MOST_ADD_TIMEOUT.as_secs()
+            ));
+            ADD_TIMEOUT
+        })
+    }
+
+    fn sandboxed(&mut self) -> SandboxedRuntimes {
+        let mut sandboxed = SandboxedRuntimes::default();
+        if self.value("sandboxed_runtimes").is_some() {
+            sandboxed.names = self.strings("sandboxed_runtimes");
+        }
+        if let Some(word) = self.text("sandboxed_pods") {
+            match SandboxedPods::parse(&word) {
                 Some(pods) => sandboxed.pods = pods,
-                None => reader.problem(format!("sandboxed_pods: {word:?} is not refuse or skip")),
+                None => self.fields.problem(format!("sandboxed_pods: {word:?} is not refuse or skip")),
             }
         }
         sandboxed
     }
 
     fn is_injected(&self) -> Option<bool> {
-        let passed = self.object.value("runtimeConfig")?;
+        let passed = self.value("runtimeConfig")?;
         let annotations = passed.get(POD_ANNOTATIONS)?.as_object()?;
         annotations.contains_key(OF_KUBELET).then(|| annotations.contains_key(PodFacts::STATUS_ANNOTATION))
     }
 
-    fn acceptance(&self, reader: &mut FieldReader) -> Acceptance {
+    fn acceptance(&mut self) -> Acceptance {
         let mut acceptance = Acceptance::default();
-        let list = self.object.value("accepted_rules");
-        let list = reader.string("accepted_rules", list.as_ref()).unwrap_or_default();
-        if let Err(problem) = acceptance.of_node.add(list, AcceptedBy::Node) {
-            reader.problem(format!("accepted_rules: {problem}"));
+        let list = self.text("accepted_rules").unwrap_or_default();
+        if let Err(problem) = acceptance.of_node.add(&list, AcceptedBy::Node) {
+            self.fields.problem(format!("accepted_rules: {problem}"));
         }
-        let of_pods = self.object.value("accept_rules_of_pods");
-        acceptance.of_pods =
-            reader.bool("accept_rules_of_pods", of_pods.as_ref()).unwrap_or(acceptance.of_pods);
+        acceptance.of_pods = self.switch("accept_rules_of_pods").unwrap_or(acceptance.of_pods);
         acceptance
     }
 
-    fn enablement(&self, excluded: &[String], reader: &mut FieldReader) -> Enablement {
+    fn enablement(&mut self, excluded: &[String]) -> Enablement {
         let usual = || Enablement::usual(excluded.iter().cloned());
-        let value = self.object.value("enablement_selectors");
-        if reader.list("enablement_selectors", value.as_ref()).is_empty() {
+        let value = self.value("enablement_selectors");
+        if self.fields.list("enablement_selectors", value.as_ref()).is_empty() {
             return usual();
         }
         let read = Enablement::read(&value.unwrap_or_default(), excluded.iter().cloned());
         read.unwrap_or_else(|error| {
-            reader.problem(format!("enablement_selectors: {error}"));
+            self.fields.problem(format!("enablement_selectors: {error}"));
             usual()
         })
     }
-}
-
-/// The object `kubernetes` of configurations written up to 1.22.
-#[derive(Default)]
-struct Older {
-    kubeconfig: Option<PathBuf>,
-    exclude_namespaces: Vec<String>,
-    node_name: Option<String>,
-}
-
-impl Older {
-    fn read(object: Option<&Map<String, Value>>, reader: &mut FieldReader) -> Self {
-        let Some(object) = object else { return Self::default() };
-        let mut text = |key: &str| {
-            let text = reader.string(&format!("kubernetes.{key}"), object.get(key));
-            text.filter(|text| !text.is_empty()).map(str::to_owned)
-        };
-        let (kubeconfig, node_name) = (text("kubeconfig"), text("node_name"));
-        text("cni_bin_dir");
-        Self {
-            kubeconfig: absolute(
-                "kubernetes.kubeconfig",
-                kubeconfig.filter(|path| path != PLACEHOLDER),
-                reader,
-            ),
-            exclude_namespaces: reader
-                .strings("kubernetes.exclude_namespaces", object.get("exclude_namespaces")),
-            node_name,
-        }
-    }
-}
-
-fn check_name(object: &RawObject<'_>, reader: &mut FieldReader) {
-    let value = object.value("name");
-    match reader.string("name", value.as_ref()) {
-        Some(name) if !name.is_empty() && !crate::wire::is_plain_name(name) => reader
-            .problem(format!("name: {name:?} has characters other than letters, digits, '_', '.' and '-'")),
-        None if value.is_some() => {}
-        Some("") | None => reader.problem("name: missing; every network has one".to_owned()),
-        Some(_) => {}
-    }
-}
-
-fn absolute(path: &str, text: Option<String>, reader: &mut FieldReader) -> Option<PathBuf> {
-    let text = text?;
-    if !text.starts_with('/') || text.contains('\0') {
-        reader.problem(format!("{path}: {text:?} is not an absolute path"));
-        return None;
-    }
-    Some(text.into())
-}
-
-/// A level applies to the plugin's own lines; libraries stay silent, whatever the level.
-fn levels(path: &str, text: &str, reader: &mut FieldReader) -> Levels {
-    let text = if text.is_empty() { "info" } else { text };
-    let level = match text.parse::<Levels>() {
-        Ok(levels) => levels.of(logging::DEFAULT_SCOPE),
-        Err(error) => {
-            reader.problem(format!("{path}: {error}"));
-            logging::Level::Info
-        }
-    };
-    crate::logs::levels(level)
-}
-
-/// Seconds as a number, or a duration such as `25s`.
-fn add_timeout(value: Option<&Value>, reader: &mut FieldReader) -> Duration {
-    let Some(value) = value else { return ADD_TIMEOUT };
-    let timeout = match value {
-        Value::String(text) => parse_duration(text).ok(),
-        Value::Number(number) => {
-            number.as_f64().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
-        }
-        Value::Null | Value::Bool(_) | Value::Array(_) | Value::Object(_) => None,
-    };
-    timeout.filter(|timeout| !timeout.is_zero() && *timeout <= MOST_ADD_TIMEOUT).unwrap_or_else(|| {
-        reader.problem(format!(
-            "add_timeout: {value} is not a duration such as \"25s\", more than 0 and at most {}s",
-            MOST_ADD_TIMEOUT.as_secs()
-        ));
-        ADD_TIMEOUT
-    })
 }
 
 impl Conf {

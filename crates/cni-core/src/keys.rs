@@ -87,12 +87,8 @@ fn is_object(name: &str) -> bool {
 
 /// What a configuration asks for but does not get.
 pub(crate) fn not_in_force(object: &RawObject<'_>) -> Vec<NotInForce> {
-    let value = |path: &str| match path.split_once('.') {
-        Some((outer, inner)) => object.value(outer)?.get(inner).cloned(),
-        None => object.value(path),
-    };
     let given = KEYS.iter().filter_map(|row| {
-        let value = text(&value(row.key?)?);
+        let value = text(&object.at(row.key?)?);
         Some(GivenSetting { row, said: row.key?.to_owned(), value })
     });
     NotInForce::among(&given.collect::<Vec<_>>())

@@ -28,6 +28,15 @@ impl<'a> RawObject<'a> {
         (value != Value::Null).then_some(value)
     }
 
+    /// The value at a path: of a key, or of a key of an object inside, behind a dot.
+    #[must_use]
+    pub fn at(&self, path: &str) -> Option<Value> {
+        match path.split_once('.') {
+            Some((outer, inner)) => self.value(outer)?.get(inner).cloned(),
+            None => self.value(path),
+        }
+    }
+
     /// The keys, in order.
     pub fn keys(&self) -> impl Iterator<Item = &str> {
         self.0.iter().map(|(key, _)| key.as_str())
