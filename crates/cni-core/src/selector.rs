@@ -40,31 +40,25 @@ pub(crate) enum Operator {
 pub struct FieldSelector {
     text: String,
     /// A field, the value, and whether it has to have it.
-    conditions: Vec<(&'static Field, String, bool)>,
+    conditions: Vec<(&'static str, String, bool)>,
 }
 
-/// A field that the API server selects pods by.
-#[derive(Debug, PartialEq, Eq)]
-struct Field {
-    name: &'static str,
-    pointer: &'static str,
-    /// Its default.
-    default: &'static str,
-}
-
-/// A field that only a newer API server knows is rejected.
-const FIELDS: &[Field] = &[
-    Field { name: "metadata.name", pointer: "/metadata/name", default: "" },
-    Field { name: "metadata.namespace", pointer: "/metadata/namespace", default: "" },
-    Field { name: "spec.nodeName", pointer: "/spec/nodeName", default: "" },
-    Field { name: "spec.restartPolicy", pointer: "/spec/restartPolicy", default: "" },
-    Field { name: "spec.schedulerName", pointer: "/spec/schedulerName", default: "" },
-    Field { name: "spec.serviceAccountName", pointer: "/spec/serviceAccountName", default: "" },
-    Field { name: "spec.hostNetwork", pointer: "/spec/hostNetwork", default: "false" },
-    Field { name: "status.phase", pointer: "/status/phase", default: "" },
-    Field { name: "status.podIP", pointer: "/status/podIP", default: "" },
-    Field { name: "status.nominatedNodeName", pointer: "/status/nominatedNodeName", default: "" },
+/// Fields that the API server selects pods by. One that only a newer server knows is rejected.
+const FIELDS: &[&str] = &[
+    "metadata.name",
+    "metadata.namespace",
+    "spec.nodeName",
+    "spec.restartPolicy",
+    "spec.schedulerName",
+    "spec.serviceAccountName",
+    HOST_NETWORK,
+    "status.phase",
+    "status.podIP",
+    "status.nominatedNodeName",
 ];
+
+/// The one whose default is not empty.
+const HOST_NETWORK: &str = "spec.hostNetwork";
 
 /// Why a text is not a selector.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -83,7 +77,7 @@ pub enum SelectorError {
 }
 
 fn field_names() -> String {
-    FIELDS.iter().map(|field| field.name).collect::<Vec<_>>().join(", ")
+    FIELDS.join(", ")
 }
 
 impl LabelSelector {
@@ -147,9 +141,9 @@ impl FieldSelector {
         for part in split(text) {
             let no_condition = || SelectorError::Field(part.to_owned());
             let (name, value, equal) = comparison(part).ok_or_else(no_condition)?;
-            let field = FIELDS.iter().find(|field| field.name == name);
+            let field = FIELDS.iter().find(|field| **field == name);
             let field = field.ok_or_else(|| SelectorError::UnknownField(name.to_owned()))?;
-            conditions.push((field, value.to_owned(), equal));
+            conditions.push((*field, value.to_owned(), equal));
         }
         Ok(Self { text: text.trim().to_owned(), conditions })
     }
@@ -165,11 +159,12 @@ impl FieldSelector {
     #[must_use]
     pub fn selects(&self, pod: &Value) -> bool {
         self.conditions.iter().all(|(field, wanted, equal)| {
-            let is = match pod.pointer(field.pointer) {
+            let is = match pod.pointer(&format!("/{}", field.replace('.', "/"))) {
                 Some(Value::String(text)) => text.as_str(),
                 Some(Value::Bool(true)) => "true",
                 Some(Value::Bool(false)) => "false",
-                Some(_) | None => field.default,
+                Some(_) | None if *field == HOST_NETWORK => "false",
+                Some(_) | None => "",
             };
             (is == wanted) == *equal
         })
