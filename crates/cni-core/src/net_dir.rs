@@ -277,23 +277,17 @@ impl Directory {
                 Ok(network) => {
                     let verdict = self.of_first(name, network);
                     // No runtime passes over what we cannot read, for all we know; what cannot be loaded, CRI-O does.
-                    let uncalled = match (open, verdict.uncalled) {
-                        (Some(Uncalled::Unreadable { file, reason }), _) => {
-                            Some(Uncalled::Unreadable { file, reason })
-                        }
-                        (Some(_), Some(uncalled)) if !uncalled.is_open() => Some(uncalled),
-                        (open, uncalled) => open.or(uncalled),
+                    let is_unread = matches!(open, Some(Uncalled::Unreadable { .. }));
+                    let uncalled = match verdict.uncalled {
+                        Some(certain) if !certain.is_open() && !is_unread => Some(certain),
+                        uncalled => open.or(uncalled),
                     };
                     return PluginCoverage { uncalled, ..verdict };
                 }
             }
         }
-        match open {
-            Some(Uncalled::Unreadable { file, reason }) => {
-                PluginCoverage::no(Uncalled::Unreadable { file, reason })
-            }
-            _ => PluginCoverage::no(Uncalled::NoNetwork { unloadable: self.unusable() }),
-        }
+        let unread = open.filter(|open| matches!(open, Uncalled::Unreadable { .. }));
+        PluginCoverage::no(unread.unwrap_or_else(|| Uncalled::NoNetwork { unloadable: self.unusable() }))
     }
 
     /// The verdict about a file that the runtime uses.

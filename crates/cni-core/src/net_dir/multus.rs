@@ -40,7 +40,6 @@ impl Directory {
     pub(super) fn of_multus<'d>(&'d self, file: &'d str, plugin: &Value) -> PluginCoverage<'d> {
         let multus = file.to_owned();
         let runs = self.multus_runs(plugin);
-        let mut open = None;
         for run in &runs {
             let (name, network, is_sure, is_inlined) = match run {
                 Run::File(name, network, is_sure) => (*name, network, *is_sure, false),
@@ -54,12 +53,9 @@ impl Directory {
                 return PluginCoverage { caller, uncalled };
             }
         }
-        for run in &runs {
-            if let Run::Elsewhere(words) = run {
-                open = open.or(Some(words.clone()));
-            }
-        }
-        if let Some(runs) = open {
+        let elsewhere =
+            |run: &Run<'_>| if let Run::Elsewhere(words) = run { Some(words.clone()) } else { None };
+        if let Some(runs) = runs.iter().find_map(elsewhere) {
             return PluginCoverage::no(Uncalled::MultusElsewhere { multus, runs });
         }
         let words: Vec<String> = runs.iter().map(Run::words).collect();
