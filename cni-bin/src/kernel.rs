@@ -43,24 +43,24 @@ pub trait Namespace {
     ///
     /// # Errors
     /// Why the plan could not be put in force. The namespace is then as it was, unless the error is [`KernelError::Left`].
-    fn apply(
-        &self,
-        plan: &RulePlan,
-        programming: Programming,
-        accepted: &AcceptedRules,
-        patience: Duration,
-    ) -> Result<Applied, KernelError>;
+    fn apply(&self, wanted: &WantedRules<'_>, patience: Duration) -> Result<Applied, KernelError>;
 
     /// What is not as planned, or which of other programs' rules interfere with the plan; and which of them do because that is accepted.
     ///
     /// # Errors
     /// The namespace cannot be inspected.
-    fn compare(
-        &self,
-        plan: &RulePlan,
-        programming: Programming,
-        accepted: &AcceptedRules,
-    ) -> Result<NamespaceComparison, KernelError>;
+    fn compare(&self, wanted: &WantedRules<'_>) -> Result<NamespaceComparison, KernelError>;
+}
+
+/// What a pod should have.
+#[derive(Debug, Clone, Copy)]
+pub struct WantedRules<'a> {
+    /// Its rules.
+    pub plan: &'a RulePlan,
+    /// What programs them, and in which form.
+    pub programming: Programming,
+    /// Which of other programs' rules may interfere.
+    pub accepted: &'a AcceptedRules,
 }
 
 /// How a network namespace compares with a plan.
@@ -159,6 +159,12 @@ impl From<RunError> for KernelError {
     }
 }
 
+impl Pod {
+    fn options(&self, wanted: &WantedRules<'_>) -> ApplyOptions {
+        options(wanted.programming, self.is_foreign).accepted(wanted.accepted.clone())
+    }
+}
+
 impl Namespace for Pod {
     fn addresses(&self) -> Result<Vec<IpAddr>, KernelError> {
         netns_apply::facts::addresses().map_err(|error| failed(&error))
@@ -168,16 +174,9 @@ impl Namespace for Pod {
         netns_apply::facts::Ipv6::here().is_everywhere()
     }
 
-    fn apply(
-        &self,
-        plan: &RulePlan,
-        programming: Programming,
-        accepted: &AcceptedRules,
-        patience: Duration,
-    ) -> Result<Applied, KernelError> {
-        let accepted = accepted.clone();
-        let options = options(programming, self.is_foreign).patience(patience).accepted(accepted);
-        let outcome = netns_apply::apply_and_search(plan, &options)?;
+    fn apply(&self, wanted: &WantedRules<'_>, patience: Duration) -> Result<Applied, KernelError> {
+        let options = self.options(wanted).patience(patience);
+        let outcome = netns_apply::apply_and_search(wanted.plan, &options)?;
         Ok(Applied {
             backend: outcome.backend.to_string(),
             because: if self.is_foreign { FOREIGN.to_owned() } else { outcome.because.to_string() },
@@ -186,16 +185,10 @@ impl Namespace for Pod {
         })
     }
 
-    fn compare(
-        &self,
-        plan: &RulePlan,
-        programming: Programming,
-        accepted: &AcceptedRules,
-    ) -> Result<NamespaceComparison, KernelError> {
-        let (most_read, accepted) = (Some(ApplyOptions::MOST_READ), accepted.clone());
-        let options = options(programming, self.is_foreign).most_read(most_read).accepted(accepted);
-        let snapshot = Snapshot::take(plan, &options);
-        let verified = snapshot.and_then(|snapshot| snapshot.verify_in_words(plan, &options));
+    fn compare(&self, wanted: &WantedRules<'_>) -> Result<NamespaceComparison, KernelError> {
+        let options = self.options(wanted).most_read(Some(ApplyOptions::MOST_READ));
+        let snapshot = Snapshot::take(wanted.plan, &options);
+        let verified = snapshot.and_then(|snapshot| snapshot.verify_in_words(wanted.plan, &options));
         let (verdict, text) = verified.map_err(|error| failed(&error))?;
         let different = verdict.mismatch.as_ref().zip(text);
         let difference = different.map(|(mismatch, text)| PlanMismatch { text, origin: origin(mismatch) });

@@ -7,11 +7,13 @@
 
 use istio_cni::{
     answer,
-    kernel::{Applied, KernelError, MachineNamespaces, Namespace, NamespaceComparison, NamespaceWork},
+    kernel::{
+        Applied, KernelError, MachineNamespaces, Namespace, NamespaceComparison, NamespaceWork, WantedRules,
+    },
     selection::Programming,
 };
 use libfuzzer_sys::fuzz_target;
-use redirect_core::{RulePlan, accepted::AcceptedRules, options::NativeForm};
+use redirect_core::options::NativeForm;
 use redirect_core_fuzz::{kernel, parts, text};
 use serde_json::{Value, value::RawValue};
 use std::{collections::HashMap, ffi::OsString, net::IpAddr, path::Path, sync::LazyLock, time::Duration};
@@ -43,25 +45,15 @@ impl Namespace for Anywhere {
         true
     }
 
-    fn apply(
-        &self,
-        plan: &RulePlan,
-        _: Programming,
-        _: &AcceptedRules,
-        patience: Duration,
-    ) -> Result<Applied, KernelError> {
+    fn apply(&self, wanted: &WantedRules<'_>, patience: Duration) -> Result<Applied, KernelError> {
         assert!(patience <= Duration::from_secs(600));
+        let plan = wanted.plan;
         let _ = (kernel::after_iptables(plan), kernel::after_native(plan, NativeForm::Sets));
         Ok(Applied { backend: "none".into(), because: "a test".into(), changed: true, warnings: Vec::new() })
     }
 
-    fn compare(
-        &self,
-        plan: &RulePlan,
-        _: Programming,
-        _: &AcceptedRules,
-    ) -> Result<NamespaceComparison, KernelError> {
-        let _ = kernel::after_native(plan, NativeForm::Plain);
+    fn compare(&self, wanted: &WantedRules<'_>) -> Result<NamespaceComparison, KernelError> {
+        let _ = kernel::after_native(wanted.plan, NativeForm::Plain);
         Ok(NamespaceComparison::default())
     }
 }

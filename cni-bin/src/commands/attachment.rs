@@ -7,7 +7,7 @@
 use crate::{
     agent,
     conf::Conf,
-    kernel::{KernelError, MachineNamespaces, Namespace, NamespaceComparison, PlanMismatch},
+    kernel::{KernelError, MachineNamespaces, Namespace, NamespaceComparison, PlanMismatch, WantedRules},
     logs::SCOPE,
     pod_source::{self, PodError, PodName, ReadPod},
     sandboxed::SandboxedPods,
@@ -92,7 +92,7 @@ pub fn check(job: &Attachment<'_>) -> Result<(), CniError> {
     let Ok(sidecar) = job.sidecar(pod, read)? else { return Ok(()) };
     let accepted = job.accepted(&sidecar.facts);
     let compared = job.inside(|namespace| match job.plan(&sidecar, namespace)? {
-        Ok(plan) => Ok(namespace.compare(&plan, job.conf.programming, &accepted)?),
+        Ok(plan) => Ok(namespace.compare(&job.wanted(&plan, &accepted))?),
         Err(_) => Ok(NamespaceComparison::default()),
     })?;
     let pod = job.pod_label();
@@ -146,7 +146,7 @@ fn add_timed(job: &Attachment<'_>, phases: &mut Phases) -> Result<Done, CniError
         };
         let patience = job.deadline().saturating_duration_since(Instant::now());
         let accepted = job.accepted(&sidecar.facts);
-        let applied = namespace.apply(&plan, job.conf.programming, &accepted, patience);
+        let applied = namespace.apply(&job.wanted(&plan, &accepted), patience);
         phases.end("apply");
         Ok(Done::Redirected(applied?))
     })?;
@@ -266,6 +266,10 @@ impl Attachment<'_> {
             self.warn(format_args!("{why_not}"));
         }
         accepted
+    }
+
+    fn wanted<'w>(&self, plan: &'w RulePlan, accepted: &'w AcceptedRules) -> WantedRules<'w> {
+        WantedRules { plan, programming: self.conf.programming, accepted }
     }
 
     /// The pod's runtime class, if rules do not bind its pods.

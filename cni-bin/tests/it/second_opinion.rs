@@ -17,10 +17,11 @@ use cni_plugin::{
 };
 use istio_cni::{
     RuntimeReply,
-    kernel::{Applied, KernelError, MachineNamespaces, Namespace, NamespaceComparison, NamespaceWork},
+    kernel::{
+        Applied, KernelError, MachineNamespaces, Namespace, NamespaceComparison, NamespaceWork, WantedRules,
+    },
     selection::Programming,
 };
-use redirect_core::{RulePlan, accepted::AcceptedRules};
 use serde_json::{Value, json};
 
 /// The versions the other implementation knows.
@@ -55,22 +56,11 @@ impl Namespace for Pod {
         false
     }
 
-    fn apply(
-        &self,
-        _: &RulePlan,
-        _: Programming,
-        _: &AcceptedRules,
-        _: Duration,
-    ) -> Result<Applied, KernelError> {
+    fn apply(&self, _: &WantedRules<'_>, _: Duration) -> Result<Applied, KernelError> {
         Ok(Applied { backend: "none".into(), because: "a test".into(), changed: true, warnings: Vec::new() })
     }
 
-    fn compare(
-        &self,
-        _: &RulePlan,
-        _: Programming,
-        _: &AcceptedRules,
-    ) -> Result<NamespaceComparison, KernelError> {
+    fn compare(&self, _: &WantedRules<'_>) -> Result<NamespaceComparison, KernelError> {
         Ok(NamespaceComparison::default())
     }
 }
