@@ -95,28 +95,17 @@ fn state(pod: &ClusterPod, status: Option<&ContainerStatus>) -> Reachability {
 /// What the kubelet knows of a container's ends; its message is the end of the log.
 fn restarts(status: &ContainerStatus) -> Option<String> {
     let end = status.last_state.as_ref().and_then(|last| last.terminated.as_ref());
+    let text = |before: &str, text: &Option<String>| match text.as_deref().map(str::trim) {
+        None | Some("") => String::new(),
+        Some(text) => format!("{before}{text}"),
+    };
     let words = end.map(|end| {
-        let text = |text: &Option<String>, before: &str| {
-            text.as_deref()
-                .map(str::trim)
-                .filter(|text| !text.is_empty())
-                .map(|text| format!("{before}{text}"))
-        };
-        let (reason, message) = (text(&end.reason, ", "), text(&end.message, ": "));
-        let words = format!(
-            "exit code {}{}{}",
-            end.exit_code,
-            reason.unwrap_or_default(),
-            message.unwrap_or_default()
-        );
-        format!("; it ended last with {words}")
+        let (reason, message) = (text(", ", &end.reason), text(": ", &end.message));
+        format!("; it ended last with exit code {}{reason}{message}", end.exit_code)
     });
     (status.restart_count > 0).then(|| {
-        format!(
-            "restarted {}{}",
-            counted(status.restart_count.unsigned_abs() as usize, "time"),
-            words.unwrap_or_default()
-        )
+        let times = counted(status.restart_count.unsigned_abs() as usize, "time");
+        format!("restarted {times}{}", words.unwrap_or_default())
     })
 }
 
@@ -195,10 +184,9 @@ impl Fleet {
     /// The DaemonSets of a namespace whose pods have the agents' label.
     async fn of(cluster: &KubeApi, namespace: &str) -> Result<Vec<Self>, CommandFailure> {
         let mut found = Vec::new();
-        let (key, value) = AGENT_LABEL;
         let see = |set: DaemonSet| {
             let template = &set.spec.template;
-            if template.metadata.labels.get(key).is_some_and(|label| label == value) {
+            if template.metadata.has_label(AGENT_LABEL) {
                 found.push(Self {
                     namespace: namespace.to_owned(),
                     name: set.metadata.name,
@@ -233,8 +221,7 @@ impl Fleet {
         cluster: &KubeApi,
         node: Option<&str>,
     ) -> Result<BTreeMap<String, Agent>, CommandFailure> {
-        let (key, value) = AGENT_LABEL;
-        let mut params = ListParams::default().labels(&format!("{key}={value}"));
+        let mut params = labelled(AGENT_LABEL);
         params.field_selector = node.map(|name| format!("spec.nodeName={name}"));
         let mut agents = Vec::new();
         let see = |pod: ClusterPod| agents.extend(Agent::of(&pod).filter(|_| self.owns(&pod)));
@@ -247,16 +234,18 @@ impl Fleet {
     /// # Errors
     /// They cannot be listed.
     pub async fn idle_controllers(&self, cluster: &KubeApi) -> Result<Vec<Agent>, CommandFailure> {
-        let (key, value) = CONTROLLER;
         let mut replicas = Vec::new();
         let see = |pod: ClusterPod| {
-            let is_one = pod.metadata.labels.get(key).is_some_and(|label| label == value);
-            replicas.extend(Agent::of(&pod).filter(|_| is_one));
+            replicas.extend(Agent::of(&pod).filter(|_| pod.metadata.has_label(CONTROLLER)));
         };
-        let params = ListParams::default().labels(&format!("{key}={value}"));
-        cluster.each(PODS, Some(&self.namespace), params, see).await?;
+        cluster.each(PODS, Some(&self.namespace), labelled(CONTROLLER), see).await?;
         Ok(unless_one_works(replicas))
     }
+}
+
+/// Asks for objects with a label.
+fn labelled((key, value): (&str, &str)) -> ListParams {
+    ListParams::default().labels(&format!("{key}={value}"))
 }
 
 fn unless_one_works(replicas: Vec<Agent>) -> Vec<Agent> {

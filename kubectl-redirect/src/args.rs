@@ -213,21 +213,14 @@ fn parser() -> clap::Command {
 }
 
 fn forwarded(command: ForwardedCommand) -> clap::Command {
-    let (about, operand, help) = match command {
-        ForwardedCommand::Pod => {
-            ("Shows one pod: the decision, its settings, what is wrong, and what to do", "POD", POD)
-        }
-        ForwardedCommand::Verify => {
-            ("Compares what is in force in a pod with what it should have", "POD", POD)
-        }
-        ForwardedCommand::Trace => {
-            ("Follows a packet through the rules in force in a pod: --to IP:PORT", "POD", POD)
-        }
-        ForwardedCommand::Why => {
-            ("Explains a reason or code, such as foreign-rule; without one, lists them", "REASON", "The code")
-        }
+    let about = match command {
+        ForwardedCommand::Pod => "Shows one pod: the decision, its settings, what is wrong, and what to do",
+        ForwardedCommand::Verify => "Compares what is in force in a pod with what it should have",
+        ForwardedCommand::Trace => "Follows a packet through the rules in force in a pod: --to IP:PORT",
+        ForwardedCommand::Why => "Explains a reason or code, such as foreign-rule; without one, lists them",
     };
     let takes_pod = command != ForwardedCommand::Why;
+    let (operand, help) = if takes_pod { ("POD", POD) } else { ("REASON", "The code") };
     clap::Command::new(command.name())
         .about(about)
         .arg(Arg::new("operand").value_name(operand).required(takes_pod).help(help))

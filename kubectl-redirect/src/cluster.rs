@@ -59,29 +59,26 @@ pub struct ObjectKind {
 }
 
 /// Pods.
-pub const PODS: ObjectKind = ObjectKind { root: "/api/v1", resource: "pods", list: "PodList" };
+pub const PODS: ObjectKind = kind("/api/v1", "pods", "PodList");
 /// Events.
-pub const EVENTS: ObjectKind = ObjectKind { root: "/api/v1", resource: "events", list: "EventList" };
+pub const EVENTS: ObjectKind = kind("/api/v1", "events", "EventList");
 /// Nodes.
-pub const NODES: ObjectKind = ObjectKind { root: "/api/v1", resource: "nodes", list: "NodeList" };
+pub const NODES: ObjectKind = kind("/api/v1", "nodes", "NodeList");
 /// Namespaces.
-pub const NAMESPACES: ObjectKind =
-    ObjectKind { root: "/api/v1", resource: "namespaces", list: "NamespaceList" };
+pub const NAMESPACES: ObjectKind = kind("/api/v1", "namespaces", "NamespaceList");
 /// DaemonSets.
-pub const DAEMON_SETS: ObjectKind =
-    ObjectKind { root: "/apis/apps/v1", resource: "daemonsets", list: "DaemonSetList" };
+pub const DAEMON_SETS: ObjectKind = kind("/apis/apps/v1", "daemonsets", "DaemonSetList");
 /// Deployments.
-pub const DEPLOYMENTS: ObjectKind =
-    ObjectKind { root: "/apis/apps/v1", resource: "deployments", list: "DeploymentList" };
+pub const DEPLOYMENTS: ObjectKind = kind("/apis/apps/v1", "deployments", "DeploymentList");
 /// ConfigMaps.
-pub const CONFIG_MAPS: ObjectKind =
-    ObjectKind { root: "/api/v1", resource: "configmaps", list: "ConfigMapList" };
+pub const CONFIG_MAPS: ObjectKind = kind("/api/v1", "configmaps", "ConfigMapList");
 /// ClusterRoleBindings.
-pub const BINDINGS: ObjectKind = ObjectKind {
-    root: "/apis/rbac.authorization.k8s.io/v1",
-    resource: "clusterrolebindings",
-    list: "ClusterRoleBindingList",
-};
+pub const BINDINGS: ObjectKind =
+    kind("/apis/rbac.authorization.k8s.io/v1", "clusterrolebindings", "ClusterRoleBindingList");
+
+const fn kind(root: &'static str, resource: &'static str, list: &'static str) -> ObjectKind {
+    ObjectKind { root, resource, list }
+}
 
 impl ObjectKind {
     fn path(self, namespace: Option<&str>) -> String {

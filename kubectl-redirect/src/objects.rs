@@ -39,6 +39,20 @@ pub struct Meta {
     pub owner_references: Vec<OwnerReference>,
 }
 
+impl Meta {
+    /// `NAMESPACE/NAME`.
+    #[must_use]
+    pub fn full_name(&self) -> String {
+        format!("{}/{}", self.namespace, self.name)
+    }
+
+    /// Whether it has this label, with this value.
+    #[must_use]
+    pub fn has_label(&self, (key, value): (&str, &str)) -> bool {
+        self.labels.get(key).is_some_and(|label| label == value)
+    }
+}
+
 /// An event.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
@@ -70,12 +84,6 @@ pub struct ClusterPod {
 }
 
 impl ClusterPod {
-    /// `NAMESPACE/NAME`.
-    #[must_use]
-    pub fn name(&self) -> String {
-        format!("{}/{}", self.metadata.namespace, self.metadata.name)
-    }
-
     /// Whether the mesh's injector has dealt with it.
     #[must_use]
     pub fn is_of_mesh(&self) -> bool {

@@ -57,12 +57,8 @@ pub async fn run(cluster: &KubeApi, wanted: &ScanRequest) -> Result<u8, CommandF
 /// Asks all once.
 async fn look(cluster: &KubeApi, wanted: &ScanRequest) -> Result<Attempt, CommandFailure> {
     let mut verdict = ClusterVerdict::new(filter(cluster, wanted).await?);
-    if wanted.node.is_some() {
-        verdict.show_agents();
-    }
-    if wanted.goal.ignores_warnings {
-        verdict.ignore_warnings();
-    }
+    verdict.shows_agents = wanted.node.is_some();
+    verdict.ignores_warnings = wanted.goal.ignores_warnings;
     let fleet = match ask_agents(cluster, wanted, &mut verdict).await? {
         Ok(fleet) => fleet,
         Err(failure) => return Ok(Err(failure)),
@@ -138,7 +134,7 @@ pub(crate) async fn filter(cluster: &KubeApi, wanted: &ScanRequest) -> Result<Po
     let mut names = BTreeSet::new();
     cluster
         .each(PODS, namespace.as_deref(), params, |pod: Object| {
-            names.insert(format!("{}/{}", pod.metadata.namespace, pod.metadata.name));
+            names.insert(pod.metadata.full_name());
         })
         .await?;
     Ok(PodFilter { namespace, names: Some(names) })
@@ -243,8 +239,7 @@ pub(crate) async fn setup_failures(
     let params = ListParams::default().fields(SETUP_FAILED);
     let mut last: BTreeMap<String, ClusterEvent> = BTreeMap::new();
     let see = |event: ClusterEvent| {
-        let of = &event.involved_object;
-        let of = format!("{}/{}", of.namespace, of.name);
+        let of = event.involved_object.full_name();
         let is_later = last.get(&of).is_none_or(|last| last.last_timestamp <= event.last_timestamp);
         if is_later && pods.contains(&of) {
             last.insert(of, event);

@@ -61,8 +61,7 @@ impl std::fmt::Display for Unasked {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::NoAgent(0) => f.write_str("no agent, and no mesh pods"),
-            Self::NoAgent(1) => f.write_str("no agent, and 1 mesh pod"),
-            Self::NoAgent(pods) => write!(f, "no agent, and {pods} mesh pods"),
+            Self::NoAgent(pods) => write!(f, "no agent, and {}", counted(*pods, "mesh pod")),
             Self::NotRunning(why) => write!(f, "agent not running: {why}"),
             Self::Failed(why) => write!(f, "no answer: {why}"),
         }
@@ -156,8 +155,10 @@ pub struct ClusterVerdict {
     /// Replicas of the taint controller, none of which is ready.
     controllers: Vec<String>,
     images: BTreeMap<String, usize>,
-    ignores_warnings: bool,
-    shows_agents: bool,
+    /// Whether warnings are shown, and do not count as problems.
+    pub(crate) ignores_warnings: bool,
+    /// Whether notes about agents are shown whole, as for one node.
+    pub(crate) shows_agents: bool,
 }
 
 impl ClusterVerdict {
@@ -165,16 +166,6 @@ impl ClusterVerdict {
     #[must_use]
     pub fn new(filter: PodFilter) -> Self {
         Self { filter, ..Self::default() }
-    }
-
-    /// Shows warnings, and does not count them as problems.
-    pub const fn ignore_warnings(&mut self) {
-        self.ignores_warnings = true;
-    }
-
-    /// Shows notes about agents whole, as for one node.
-    pub const fn show_agents(&mut self) {
-        self.shows_agents = true;
     }
 
     /// A state that is not known, of a newer agent, is not a good one.
@@ -592,7 +583,7 @@ mod tests {
         let of = |shows_agents: bool| {
             let mut verdict = ClusterVerdict::default();
             if shows_agents {
-                verdict.show_agents();
+                verdict.shows_agents = true;
             }
             verdict.add("a", scan(&[("shop/cart", "verified", &[("dns-captured", "note")])]));
             verdict.add_finding("a", seen_of_agent(vec!["restarted 4 times".to_owned()]));
@@ -657,7 +648,7 @@ mod tests {
             let mut verdict = ClusterVerdict::default();
             verdict.add("a", scan(&[("shop/cart", state, &[("some-cause", severity)])]));
             let strict = verdict.code();
-            verdict.ignore_warnings();
+            verdict.ignores_warnings = true;
             assert!(verdict.text(TextLayout::default()).contains("some-cause"), "it is shown all the same");
             (strict, verdict.code())
         };

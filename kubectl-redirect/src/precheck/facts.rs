@@ -90,17 +90,16 @@ impl PodCounts {
         if pod.is_over() {
             return;
         }
-        let (key, value) = AGENT_LABEL;
-        let is_agent = pod.metadata.labels.get(key).is_some_and(|label| label == value);
+        let is_agent = pod.metadata.has_label(AGENT_LABEL);
         for port in pod.spec.containers.iter().flat_map(|container| container.ports.iter().flatten()) {
             let used = if pod.spec.host_network { Some(port.container_port) } else { port.host_port };
             let taken = used.filter(|used| !is_agent && PORTS.iter().any(|(ours, _)| ours == used));
             if let Some(taken) = taken {
-                self.ports.entry(taken).or_default().push(pod.name());
+                self.ports.entry(taken).or_default().push(pod.metadata.full_name());
             }
         }
         if is_agent && pod.metadata.owner_references.iter().any(|owner| owner.kind == "DaemonSet") {
-            self.unpulled.extend(unpulled(pod).map(|why| (pod.name(), why)));
+            self.unpulled.extend(unpulled(pod).map(|why| (pod.metadata.full_name(), why)));
         }
         self.mesh += usize::from(pod.is_of_mesh());
         let has_failed = pod.status.init_container_statuses.iter().any(|status| {
@@ -110,7 +109,7 @@ impl PodCounts {
                 && states.filter_map(|state| state.terminated.as_ref()).any(|end| end.exit_code != 0)
         });
         if has_failed {
-            self.broken.push(pod.name());
+            self.broken.push(pod.metadata.full_name());
         }
     }
 }

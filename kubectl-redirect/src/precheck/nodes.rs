@@ -150,13 +150,6 @@ fn runtime(linux: &[&ClusterNode]) -> CheckResult {
     CheckResult::ok(format!("{seen}{note}"))
 }
 
-/// A platform: its name, the chart's value, and how its nodes are recognized.
-struct Platform {
-    name: &'static str,
-    value: Option<&'static str>,
-    is: fn(&ClusterNode) -> bool,
-}
-
 fn has_label(node: &ClusterNode, label: &str) -> bool {
     node.metadata.labels.contains_key(label)
 }
@@ -165,42 +158,31 @@ fn kubelet(node: &ClusterNode, part: &str) -> bool {
     node.status.node_info.kubelet_version.contains(part)
 }
 
+/// A platform: its name, the chart's value, and how its nodes are recognized.
+type Platform = (&'static str, Option<&'static str>, fn(&ClusterNode) -> bool);
+
 const PLATFORMS: [Platform; 9] = [
-    Platform { name: "GKE", value: Some("gke"), is: |node| kubelet(node, "-gke.") },
-    Platform {
-        name: "OpenShift",
-        value: Some("openshift"),
-        is: |node| has_label(node, "node.openshift.io/os_id"),
-    },
-    Platform { name: "MicroK8s", value: Some("microk8s"), is: |node| has_label(node, "microk8s.io/cluster") },
-    Platform {
-        name: "minikube",
-        value: Some("minikube"),
-        is: |node| has_label(node, "minikube.k8s.io/name"),
-    },
+    ("GKE", Some("gke"), |node| kubelet(node, "-gke.")),
+    ("OpenShift", Some("openshift"), |node| has_label(node, "node.openshift.io/os_id")),
+    ("MicroK8s", Some("microk8s"), |node| has_label(node, "microk8s.io/cluster")),
+    ("minikube", Some("minikube"), |node| has_label(node, "minikube.k8s.io/name")),
     // k3d's nodes are containers with k3s in them, and so called.
-    Platform {
-        name: "k3d",
-        value: Some("k3d"),
-        is: |node| kubelet(node, "+k3s") && node.metadata.name.starts_with("k3d-"),
-    },
-    Platform { name: "k3s", value: Some("k3s"), is: |node| kubelet(node, "+k3s") },
-    Platform { name: "RKE2", value: None, is: |node| kubelet(node, "+rke2") },
-    Platform { name: "EKS", value: None, is: |node| kubelet(node, "-eks-") },
-    Platform { name: "AKS", value: None, is: |node| has_label(node, "kubernetes.azure.com/cluster") },
+    ("k3d", Some("k3d"), |node| kubelet(node, "+k3s") && node.metadata.name.starts_with("k3d-")),
+    ("k3s", Some("k3s"), |node| kubelet(node, "+k3s")),
+    ("RKE2", None, |node| kubelet(node, "+rke2")),
+    ("EKS", None, |node| kubelet(node, "-eks-")),
+    ("AKS", None, |node| has_label(node, "kubernetes.azure.com/cluster")),
 ];
 
 fn platform(linux: &[&ClusterNode]) -> CheckResult {
-    let found = PLATFORMS.iter().find(|platform| linux.iter().any(|node| (platform.is)(node)));
-    match found {
-        Some(Platform { name, value: Some(value), .. }) => {
-            CheckResult::ok(format!("{name}: install with --set platform={value}"))
+    let found = PLATFORMS.iter().find(|(.., is)| linux.iter().any(|node| is(node)));
+    CheckResult::ok(match found {
+        Some((name, Some(value), _)) => format!("{name}: install with --set platform={value}"),
+        Some((name, None, _)) => {
+            format!("{name}: needs no platform value; docs/get-started/platforms.md has notes")
         }
-        Some(Platform { name, value: None, .. }) => CheckResult::ok(format!(
-            "{name}: needs no platform value; docs/get-started/platforms.md has notes"
-        )),
-        None => CheckResult::ok("none that needs a platform value"),
-    }
+        None => "none that needs a platform value".to_owned(),
+    })
 }
 
 /// Pods have addresses of the families that nodes have. Where that is IPv4 alone, their IPv6 is open, as under Istio's plugin.
@@ -224,10 +206,8 @@ fn families(linux: &[&ClusterNode]) -> CheckResult {
 /// Nodes that run no DaemonSet.
 fn serverless(nodes: &[ClusterNode]) -> Option<NamedCheck> {
     let all: Vec<&ClusterNode> = nodes.iter().collect();
-    let found = those(&all, |node| {
-        let label = |name: &str| node.metadata.labels.get(name).map(String::as_str);
-        label("eks.amazonaws.com/compute-type") == Some("fargate") || label("type") == Some("virtual-kubelet")
-    });
+    let labels = [("eks.amazonaws.com/compute-type", "fargate"), ("type", "virtual-kubelet")];
+    let found = those(&all, |node| labels.into_iter().any(|label| node.metadata.has_label(label)));
     (!found.is_empty()).then(|| {
         let found = CheckResult::warning(
             format!("nodes that run no agent: {}", names(&found)),

@@ -153,12 +153,8 @@ pub(super) fn ztunnel(facts: &ClusterFacts) -> Option<NamedCheck> {
     let (key, value) = ZTUNNEL;
     // If they cannot be listed, the check of the network plugin reports it.
     let sets = facts.daemon_sets.as_ref().ok()?;
-    let has_label = |set: &&DaemonSet| set.metadata.labels.get(key).is_some_and(|label| label == value);
-    let found: Vec<String> = sets
-        .iter()
-        .filter(has_label)
-        .map(|set| format!("DaemonSet {}/{}", set.metadata.namespace, set.metadata.name))
-        .collect();
+    let found = sets.iter().map(|set| &set.metadata).filter(|set| set.has_label(ZTUNNEL));
+    let found: Vec<String> = found.map(|set| format!("DaemonSet {}", set.full_name())).collect();
     let agent = named(sets, AGENT, &facts.namespace.0);
     let is_ambient = agent.is_some_and(|set| is_ambient(&settings(set, facts.agent.as_ref().ok())));
     let seen = found.join(", ");
@@ -223,7 +219,7 @@ pub(super) fn agent(facts: &ClusterFacts) -> Result<CheckResult, &CommandFailure
     let mode = if is_ambient { ", in ambient mode" } else { "" };
     let seen = format!("Istio's{mode}: {place}; the agent takes its settings");
     let beside = if unused.is_empty() { String::new() } else { format!(", but not {}", unused.join(", ")) };
-    let is_of_helm = set.metadata.labels.get("app.kubernetes.io/managed-by").is_some_and(|by| by == "Helm");
+    let is_of_helm = set.metadata.has_label(("app.kubernetes.io/managed-by", "Helm"));
     let release =
         if is_of_helm { "helm upgrade replaces it node by node" } else { "it belongs to no Helm release" };
     let seen = format!("{seen}{beside}; {release}");
