@@ -2,11 +2,8 @@
 
 use logging::DEFAULT_SCOPE;
 use netns_apply::ApplyOutcome;
-use redirect_core::{
-    Family, Redirect, RulePlan,
-    settings::{InputErrors, Notice},
-};
-use std::process::ExitCode;
+use redirect_core::{Family, Redirect, RulePlan, settings::InputErrors};
+use std::{fmt::Display, process::ExitCode};
 
 /// Logs why a run failed. Input errors get a line each.
 pub(crate) fn failure(error: &anyhow::Error) -> ExitCode {
@@ -17,10 +14,10 @@ pub(crate) fn failure(error: &anyhow::Error) -> ExitCode {
     ExitCode::FAILURE
 }
 
-/// Warns of settings that do less, or more, than their author may think.
-pub(crate) fn notices<'a>(notices: impl IntoIterator<Item = &'a Notice>) {
-    for notice in notices {
-        log::warn!(target: DEFAULT_SCOPE, "{notice}");
+/// Warns: of settings that do less, or more, than their author may think, and of what came to light in a run.
+pub(crate) fn warn<T: Display>(all: impl IntoIterator<Item = T>) {
+    for warning in all {
+        log::warn!(target: DEFAULT_SCOPE, "{warning}");
     }
 }
 
@@ -35,7 +32,7 @@ pub(crate) fn planned(plan: &RulePlan) {
 
 /// Logs what programming did, in one line.
 pub(crate) fn done(plan: &RulePlan, redirect: &Redirect, outcome: &ApplyOutcome, captures: bool) {
-    warn(outcome);
+    warn(&outcome.warnings);
     let count = |family| {
         let rules = plan.planned_rules().iter().filter(|rule| rule.scope().covers(family));
         if plan.families().contains(&family) { rules.count() } else { 0 }
@@ -57,13 +54,7 @@ pub(crate) fn done(plan: &RulePlan, redirect: &Redirect, outcome: &ApplyOutcome,
 
 /// Logs what cleaning up did, in one line.
 pub(crate) fn cleaned(outcome: &ApplyOutcome) {
-    warn(outcome);
+    warn(&outcome.warnings);
     let what = if outcome.changed { "removed all redirection" } else { "nothing to remove" };
     log::info!(target: DEFAULT_SCOPE, "{what}");
-}
-
-fn warn(outcome: &ApplyOutcome) {
-    for warning in &outcome.warnings {
-        log::warn!(target: DEFAULT_SCOPE, "{warning}");
-    }
 }
