@@ -9,8 +9,6 @@
 mod multus;
 mod network;
 
-use std::fmt::Write as _;
-
 pub use network::{Invalid, Network, Shape};
 use reasons::ObstacleKind;
 
@@ -237,15 +235,12 @@ impl Directory {
         let text = file.text.as_deref().map_err(|reason| Unloadable::Unreadable(reason.clone()))?;
         let mut network = Network::parse(&file.name, text)?;
         if let Some(folder) = network.folder().map(str::to_owned) {
-            for plugin in self.files.iter().filter(|file| is_in_folder(&file.name, &folder)) {
-                let text = plugin
-                    .text
-                    .as_deref()
-                    .map_err(|reason| Unloadable::Unreadable(format!("{}: {reason}", plugin.name)))?;
-                network.plugins.push(
-                    network::plugin(text)
-                        .map_err(|why| Invalid::Plugin(plugin.name.clone(), why.to_string()))?,
-                );
+            for file in self.files.iter().filter(|file| is_in_folder(&file.name, &folder)) {
+                let text = file.text.as_deref();
+                let text = text.map_err(|why| Unloadable::Unreadable(format!("{}: {why}", file.name)))?;
+                let plugin = network::plugin(text);
+                let plugin = plugin.map_err(|why| Invalid::Plugin(file.name.clone(), why.to_string()))?;
+                network.plugins.push(plugin);
             }
         }
         if network.plugins.is_empty() { Err(Invalid::Lacks("plugins").into()) } else { Ok(network) }
@@ -347,11 +342,7 @@ pub fn in_brackets(files: &[(String, String)]) -> String {
     if files.len() > SHOWN {
         words.push(format!("{} more", files.len() - SHOWN));
     }
-    let mut text = String::new();
-    if !words.is_empty() {
-        let _ = write!(text, " ({})", words.join("; "));
-    }
-    text
+    if words.is_empty() { String::new() } else { format!(" ({})", words.join("; ")) }
 }
 
 #[cfg(test)]

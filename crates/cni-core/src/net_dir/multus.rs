@@ -107,25 +107,20 @@ impl Directory {
 
     /// The network that Multus takes for a name or path; `is_here` is whether this is the directory in which it looks for names.
     fn multus_run(&self, network: &str, is_here: bool) -> Run<'_> {
-        let found = match network.trim_end_matches('/').rsplit_once('/') {
-            None => self
-                .named(Some(network))
-                .map(|found| found.map(|(file, network)| Run::File(file, network, is_here))),
-            Some(_) if self.is_at(network) => {
-                self.named(None).map(|found| found.map(|(file, network)| Run::File(file, network, true)))
-            }
+        let (found, is_sure) = match network.trim_end_matches('/').rsplit_once('/') {
+            None => (self.named(Some(network)), is_here),
+            Some(_) if self.is_at(network) => (self.named(None), true),
             Some((directory, file)) if self.is_at(directory) => {
-                let found = self.read().find(|(name, _)| *name == file);
-                match found {
-                    Some((file, Ok(network))) => Ok(Some(Run::File(file, network, true))),
-                    Some((file, Err(why))) => Err((file, why)),
+                match self.read().find(|(name, _)| *name == file) {
+                    Some((file, Ok(network))) => (Ok(Some((file, network))), true),
+                    Some((file, Err(why))) => (Err((file, why)), true),
                     None => return Run::Fails(format!("{file}, which is missing")),
                 }
             }
-            Some(_) => Ok(None),
+            Some(_) => (Ok(None), true),
         };
         match found {
-            Ok(Some(run)) => run,
+            Ok(Some((file, network))) => Run::File(file, network, is_sure),
             Ok(None) => Run::Elsewhere(format!("the network {network}")),
             Err((file, Unloadable::Unreadable(_))) => {
                 Run::Elsewhere(format!("{file}, which cannot be read,"))

@@ -15,9 +15,7 @@ pub struct Network {
     pub plugins: Vec<Value>,
     /// What kind of file it is.
     pub shape: Shape,
-    /// Whether plugins may be in its folder.
-    has_folder: bool,
-    /// Whether its owner has forbidden that.
+    /// Whether its owner has forbidden plugins in its folder.
     pub only_inlined: bool,
     /// Whether a runtime is not to CHECK it.
     pub disable_check: bool,
@@ -77,16 +75,10 @@ impl Network {
     }
 
     fn single(keys: Map<String, Value>) -> Result<Self, Invalid> {
-        let network = Self {
-            name: text_of(&keys, "name"),
-            version: text_of(&keys, "cniVersion"),
-            plugins: Vec::new(),
-            shape: Shape::Single,
-            has_folder: false,
-            only_inlined: false,
-            disable_check: false,
-        };
-        Ok(Self { plugins: vec![with_type(Value::Object(keys)).ok_or(Invalid::Lacks("type"))?], ..network })
+        let (name, version) = (text_of(&keys, "name"), text_of(&keys, "cniVersion"));
+        let plugins = vec![with_type(Value::Object(keys)).ok_or(Invalid::Lacks("type"))?];
+        let (only_inlined, disable_check) = (false, false);
+        Ok(Self { name, version, plugins, shape: Shape::Single, only_inlined, disable_check })
     }
 
     fn list(keys: &Map<String, Value>) -> Result<Self, Invalid> {
@@ -105,7 +97,6 @@ impl Network {
         let plugins: Option<Vec<Value>> = plugins.into_iter().map(with_type).collect();
         Ok(Self {
             plugins: plugins.ok_or(Invalid::Lacks("type in every plugin"))?,
-            has_folder: !only_inlined,
             only_inlined,
             name: Some(name),
             version: text_of(keys, "cniVersion"),
@@ -118,7 +109,8 @@ impl Network {
     #[must_use]
     pub fn folder(&self) -> Option<&str> {
         let is_plain = |name: &&str| !matches!(*name, "" | "." | "..") && !name.contains(['/', '\0']);
-        self.name.as_deref().filter(|_| self.has_folder).filter(is_plain)
+        let has_folder = self.shape == Shape::List && !self.only_inlined;
+        self.name.as_deref().filter(|_| has_folder).filter(is_plain)
     }
 
     /// The text of its file, with the plugins of its folder in the list if it has none of its own.
