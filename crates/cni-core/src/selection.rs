@@ -53,17 +53,13 @@ impl Acceptance {
     pub fn of_pod(&self, annotations: &BTreeMap<String, String>) -> (AcceptedRules, Option<String>) {
         let mut accepted = self.of_node.clone();
         let Some(list) = annotations.get(AcceptedRules::ANNOTATION) else { return (accepted, None) };
-        if !self.of_pods {
-            let why = "counts for nothing: this node's pods may not name rules (ACCEPT_RULES_OF_PODS)";
-            return (accepted, Some(format!("annotation {} {why}", AcceptedRules::ANNOTATION)));
-        }
-        let problem = accepted.add(list, AcceptedBy::Pod).err();
-        (
-            accepted,
-            problem.map(|problem| {
-                format!("annotation {} counts for nothing: it {problem}", AcceptedRules::ANNOTATION)
-            }),
-        )
+        let problem = if self.of_pods {
+            accepted.add(list, AcceptedBy::Pod).err().map(|problem| format!("it {problem}"))
+        } else {
+            Some("this node's pods may not name rules (ACCEPT_RULES_OF_PODS)".to_owned())
+        };
+        let annotation = AcceptedRules::ANNOTATION;
+        (accepted, problem.map(|why| format!("annotation {annotation} counts for nothing: {why}")))
     }
 }
 

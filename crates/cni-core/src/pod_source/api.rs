@@ -200,14 +200,9 @@ fn labels(found: &Value, namespace: &str, server: &str) -> Result<Map<String, Va
 /// Whether it is the requested pod.
 pub(super) fn check(found: &Value, pod: &PodName, uid: &str, server: &str) -> Result<(), PodError> {
     let text = |pointer: &str| found.pointer(pointer).and_then(Value::as_str).unwrap_or_default();
-    let (namespace, name) = (text("/metadata/namespace"), text("/metadata/name"));
-    if text("/kind") != "Pod" || namespace != pod.namespace || name != pod.name {
-        let what = format!(
-            "requested pod {pod}, received {:?} {:?} in namespace {:?}",
-            text("/kind"),
-            name,
-            namespace
-        );
+    let (kind, namespace, name) = (text("/kind"), text("/metadata/namespace"), text("/metadata/name"));
+    if kind != "Pod" || namespace != pod.namespace || name != pod.name {
+        let what = format!("requested pod {pod}, received {kind:?} {name:?} in namespace {namespace:?}");
         return Err(garbled(server, what.chars().take(300).collect()));
     }
     let found_uid = text("/metadata/uid");
