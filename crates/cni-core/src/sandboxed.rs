@@ -1,7 +1,7 @@
 //! Container runtimes with a network stack or a kernel of their own. gVisor takes packets off the pod's interface before the rules of its
 //! network namespace meet them, and Kata's virtual machine sends them past these rules: such a pod looks redirected and is not.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// Where the API server has runtime classes.
 pub const RUNTIME_CLASSES: &str = "/apis/node.k8s.io/v1/runtimeclasses";
@@ -11,7 +11,7 @@ pub const RUNTIME_CLASSES: &str = "/apis/node.k8s.io/v1/runtimeclasses";
 pub const USUAL: &str = "gvisor,gvisor-*,runsc,runsc-*,kata,kata-*,firecracker";
 
 /// What the plugin does with a pod of the mesh in a sandboxed runtime.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum SandboxedPods {
     /// It fails the pod's creation.
@@ -22,22 +22,10 @@ pub enum SandboxedPods {
 }
 
 impl SandboxedPods {
-    /// All of them.
-    pub const ALL: [Self; 2] = [Self::Refuse, Self::Skip];
-
-    /// Its word in settings.
-    #[must_use]
-    pub const fn word(self) -> &'static str {
-        match self {
-            Self::Refuse => "refuse",
-            Self::Skip => "skip",
-        }
-    }
-
-    /// From its word.
+    /// From its word in settings.
     #[must_use]
     pub fn parse(word: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|one| one.word() == word)
+        serde_json::from_value(word.into()).ok()
     }
 }
 
@@ -105,6 +93,10 @@ mod tests {
         }
         let own = SandboxedRuntimes { names: vec!["vm".into(), "box*".into()], ..usual };
         assert!(own.has("vm") && own.has("box") && own.has("boxed") && !own.has("vms") && !own.has("kata"));
-        assert!(SandboxedPods::ALL.iter().all(|one| SandboxedPods::parse(one.word()) == Some(*one)));
+        for (word, pods) in
+            [("refuse", Some(SandboxedPods::Refuse)), ("skip", Some(SandboxedPods::Skip)), ("x", None)]
+        {
+            assert_eq!(SandboxedPods::parse(word), pods, "{word}");
+        }
     }
 }

@@ -461,8 +461,8 @@ fn the_entry_follows_the_settings() {
         ("debug", true, true, true)
     );
     assert_eq!(
-        (&facts.sandboxed.names[..], facts.sandboxed.pods.word()),
-        (&["vm".into(), "kata-*".into()][..], "skip")
+        (&facts.sandboxed.names[..], facts.sandboxed.pods),
+        (&["vm".into(), "kata-*".into()][..], cni_core::sandboxed::SandboxedPods::Skip)
     );
     assert_eq!(settings(&[], &[]).entry.facts.sandboxed, cni_core::sandboxed::SandboxedRuntimes::default());
 }
