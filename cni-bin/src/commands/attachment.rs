@@ -221,11 +221,8 @@ impl Attachment<'_> {
 
     /// Has the agent enrol a pod.
     fn enrol(&self, pod: &PodName, read: &ReadPod, phases: &mut Phases) -> Result<Done, CniError> {
-        if let Some(class) = self.sandboxed_class(read)? {
-            return match self.conf.sandboxed.pods {
-                SandboxedPods::Skip => Ok(Done::Skipped(SkipReason::SandboxedRuntime)),
-                SandboxedPods::Refuse => Err(refused(pod, class, AMBIENT_WAY_OUT)),
-            };
+        if let Some(reason) = self.sandboxed(pod, read, AMBIENT_WAY_OUT)? {
+            return Ok(Done::Skipped(reason));
         }
         let netns = self.netns()?;
         let Some(netns) = netns.to_str() else {
@@ -249,11 +246,8 @@ impl Attachment<'_> {
         if let Some(reason) = read.facts.skip_reason() {
             return Ok(Err(reason));
         }
-        if let Some(class) = self.sandboxed_class(&read)? {
-            return match self.conf.sandboxed.pods {
-                SandboxedPods::Skip => Ok(Err(SkipReason::SandboxedRuntime)),
-                SandboxedPods::Refuse => Err(refused(&pod, class, SIDECAR_WAY_OUT)),
-            };
+        if let Some(reason) = self.sandboxed(&pod, &read, SIDECAR_WAY_OUT)? {
+            return Ok(Err(reason));
         }
         let facts = read.facts;
         Ok(Ok(Sidecar { pod, facts }))
@@ -272,11 +266,20 @@ impl Attachment<'_> {
         WantedRules { plan, programming: self.conf.programming, accepted }
     }
 
-    /// The pod's runtime class, if rules do not bind its pods.
-    fn sandboxed_class<'a>(&self, read: &'a ReadPod) -> Result<Option<&'a str>, CniError> {
-        match &read.facts.runtime_class {
-            Some(class) if self.is_sandboxed(class, read.runtime_handler.as_deref())? => Ok(Some(class)),
-            Some(_) | None => Ok(None),
+    /// Why a pod is not redirected whose runtime is sandboxed, if it is; an error where such pods are refused.
+    fn sandboxed(
+        &self,
+        pod: &PodName,
+        read: &ReadPod,
+        way_out: &str,
+    ) -> Result<Option<SkipReason>, CniError> {
+        let Some(class) = &read.facts.runtime_class else { return Ok(None) };
+        if !self.is_sandboxed(class, read.runtime_handler.as_deref())? {
+            return Ok(None);
+        }
+        match self.conf.sandboxed.pods {
+            SandboxedPods::Skip => Ok(Some(SkipReason::SandboxedRuntime)),
+            SandboxedPods::Refuse => Err(refused(pod, class, way_out)),
         }
     }
 
