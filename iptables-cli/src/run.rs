@@ -6,7 +6,7 @@ use netns_apply::{
     ApplyOptions, Live, Programs, apply_and_search, cleanup, cleanup_preview, facts, netns::Netns,
 };
 use redirect_core::{
-    Redirect, RulePlan, Tproxy,
+    Redirect, Tproxy,
     options::BackendChoice,
     settings::{InputErrors, Key, NamespaceFacts, Notice, RawSettings},
 };
@@ -45,10 +45,7 @@ fn wrong_anywhere(settings: &RawSettings) -> InputErrors {
 /// validation that is to follow.
 fn program(settings: &RawSettings) -> anyhow::Result<Option<RunOptions>> {
     let options = RunOptions::parse(settings);
-    let addresses = facts::addresses().context("this network namespace")?;
-    let nameservers = facts::NameFiles::dns_servers(settings).context("cannot read /etc/resolv.conf")?;
-    let facts = facts::of_namespace(&addresses).with_nameservers(&nameservers);
-    let redirect = Redirect::parse(settings, &facts);
+    let redirect = redirect_here(settings)?;
     match options {
         Ok(options) if options.action == Action::Cleanup => {
             clean_up(&options, redirect, settings)?;
@@ -77,6 +74,14 @@ fn program(settings: &RawSettings) -> anyhow::Result<Option<RunOptions>> {
         report::done(&plan, &redirect, &outcome, !about.contains(&Notice::NothingCaptured));
     }
     Ok(Some(options).filter(|options| options.validation.is_some()))
+}
+
+/// What the settings ask for in this network namespace.
+fn redirect_here(settings: &RawSettings) -> anyhow::Result<Result<Redirect, InputErrors>> {
+    let addresses = facts::addresses().context("this network namespace")?;
+    let nameservers = facts::NameFiles::dns_servers(settings).context("cannot read /etc/resolv.conf")?;
+    let facts = facts::of_namespace(&addresses).with_nameservers(&nameservers);
+    Ok(Redirect::parse(settings, &facts))
 }
 
 /// Removes everything. What the settings say is wrong is reported here, too; that the namespace has no address is not:
@@ -141,7 +146,10 @@ fn print(text: &str, options: &RunOptions) -> anyhow::Result<()> {
 fn validate(settings: &RawSettings, options: &RunOptions) -> anyhow::Result<ExitCode> {
     let mut verdict = istio_validation::run(settings)?;
     if !verdict.is_redirected() {
-        let read = || Some((Live::now(None, &apply_options(options, settings)).ok()?, plan_here(settings)?));
+        let read = || {
+            let live = Live::now(None, &apply_options(options, settings)).ok()?;
+            Some((live, redirect_here(settings).ok()?.ok()?.plan()))
+        };
         let (path, _) = settings.get(Key::NetworkNamespace);
         if let Ok(Some((live, plan))) = Netns::run_in(path, read) {
             verdict.name_rules(|family| live.rules(family, Some(&plan)));
@@ -149,11 +157,4 @@ fn validate(settings: &RawSettings, options: &RunOptions) -> anyhow::Result<Exit
     }
     istio_validation::report(&verdict, options.termination_log.as_deref());
     Ok(verdict.exit_code().into())
-}
-
-/// What the settings ask for in this network namespace, if they can be read.
-fn plan_here(settings: &RawSettings) -> Option<RulePlan> {
-    let (addresses, nameservers) = (facts::addresses().ok()?, facts::NameFiles::dns_servers(settings).ok()?);
-    let facts = facts::of_namespace(&addresses).with_nameservers(&nameservers);
-    Redirect::parse(settings, &facts).ok().map(|redirect| redirect.plan())
 }
