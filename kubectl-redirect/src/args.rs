@@ -13,16 +13,6 @@ use crate::trial;
 use crate::wait::{USUAL_WAIT, WaitGoal};
 use crate::watch::{self, USUAL_PAUSE};
 
-/// Flags of every command: they may stand anywhere, as for kubectl.
-const COMMON: [(&str, Option<&str>); 7] = [
-    ("--kubeconfig", None),
-    ("--context", None),
-    ("--namespace", Some("-n")),
-    ("--agent-namespace", None),
-    ("--timeout", None),
-    (AS, None),
-    ("--as-group", None),
-];
 /// `redirectctl trace` has a flag of this name, too.
 const AS: &str = "--as";
 
@@ -65,26 +55,25 @@ pub(crate) fn read(words: Vec<String>) -> Result<RequestedCommand, String> {
     }
 }
 
-/// Flags of every command with their values, and the other words.
+/// Flags of every command with their values, and the other words: as for kubectl, these flags may stand anywhere.
 fn split(words: Vec<String>) -> (Vec<String>, Vec<String>) {
+    let flags = with_common(clap::Command::new(""), "");
     let (mut common, mut rest) = (Vec::new(), Vec::new());
     let mut words = words.into_iter();
     while let Some(word) = words.next() {
-        let is = |(long, short): &(&str, Option<&str>)| word == *long || Some(word.as_str()) == *short;
-        let has_value = |(long, _): &(&str, Option<&str>)| {
-            word.strip_prefix(long).is_some_and(|rest| rest.starts_with('='))
-        };
+        let name = word.split('=').next().unwrap_or_default();
+        let is_common = flags.get_arguments().any(|flag| {
+            flag.get_long().is_some_and(|long| name.strip_prefix("--") == Some(long))
+                || flag.get_short().is_some_and(|short| word == format!("-{short}"))
+        });
         // Behind its pod, a packet's sender is meant.
-        let is_senders = word.split('=').next() == Some(AS)
+        let is_senders = name == AS
             && rest.len() > 1
             && rest.first().is_some_and(|command| command == ForwardedCommand::Trace.name());
-        if is_senders {
-            rest.push(word);
-        } else if COMMON.iter().any(is) {
+        if is_common && !is_senders {
+            let value = if name == word { words.next() } else { None };
             common.push(word);
-            common.extend(words.next());
-        } else if COMMON.iter().any(has_value) {
-            common.push(word);
+            common.extend(value);
         } else {
             rest.push(word);
         }
