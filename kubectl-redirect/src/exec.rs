@@ -209,14 +209,12 @@ fn end(
 ) -> impl Future<Output = Result<u8, AgentExecError>> + use<> {
     let (status, image) = (process.take_status(), agent.image.clone());
     async move {
-        let status = match status {
+        let ended = match status {
             Some(status) => status.await,
             None => None,
         };
-        match status {
-            Some(status) => code_of(&status, &image),
-            None => Err(AgentExecError::Other("the connection ended before redirectctl did".to_owned())),
-        }
+        let cut = || AgentExecError::Other("the connection ended before redirectctl did".to_owned());
+        code_of(&ended.ok_or_else(cut)?, &image)
     }
 }
 

@@ -111,13 +111,8 @@ async fn nodes(cluster: &KubeApi, named: Option<&str>) -> Result<Vec<String>, Co
     let is_linux =
         |node: &ClusterNode| matches!(node.status.node_info.operating_system.as_str(), "linux" | "");
     let params = ListParams { field_selector, ..ListParams::default() };
-    cluster
-        .each(NODES, None, params, |node: ClusterNode| {
-            if is_linux(&node) {
-                names.push(node.metadata.name);
-            }
-        })
-        .await?;
+    let see = |node: ClusterNode| names.extend(is_linux(&node).then_some(node.metadata.name));
+    cluster.each(NODES, None, params, see).await?;
     match named {
         Some(name) if names.is_empty() => {
             Err(CommandFailure(format!("the API server has no Linux node {name}")))
@@ -132,11 +127,8 @@ pub(crate) async fn filter(cluster: &KubeApi, wanted: &ScanRequest) -> Result<Po
     let Some(selector) = &wanted.selector else { return Ok(PodFilter { namespace, names: None }) };
     let params = ListParams::default().labels(selector);
     let mut names = BTreeSet::new();
-    cluster
-        .each(PODS, namespace.as_deref(), params, |pod: Object| {
-            names.insert(pod.metadata.full_name());
-        })
-        .await?;
+    let see = |pod: Object| names.extend([pod.metadata.full_name()]);
+    cluster.each(PODS, namespace.as_deref(), params, see).await?;
     Ok(PodFilter { namespace, names: Some(names) })
 }
 
