@@ -8,6 +8,7 @@ use std::time::SystemTime;
 use cni_core::conf::Conf;
 use netns_apply::netns::Netns;
 use pod_netns::NamespaceIndex;
+use redirect_core::pod::SkipReason;
 use serde_json::Value;
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -116,20 +117,24 @@ fn of_pods(
     given: &Given,
     agent: Option<SocketAddr>,
 ) {
-    let mut pods = Vec::new();
+    let (mut pods, mut written) = (Vec::new(), Vec::new());
     for object in objects {
         match Pod::from_json(object) {
-            Ok(pod) => pods.push(pod),
+            Ok(pod) => {
+                pods.push(pod);
+                written.push(object);
+            }
             Err(_) => bundle.leave_out("pods", "one is missing"),
         }
     }
     cluster.tell(&mut pods);
     let node = &given.node_in(cluster, &pods).unwrap_or_default();
-    let of_agent = agent_pod(objects, &pods, node);
-    if let Some((object, _)) = of_agent {
+    let is_agent = |(pod, _): &(&Pod, _)| node.skips(&pod.name) == Some(SkipReason::AgentPod);
+    let of_agent = pods.iter().zip(written).find(is_agent);
+    if let Some((_, object)) = of_agent {
         bundle.add_json("agent/environment.json", &filter::agent(object));
     }
-    let found = of_agent.and_then(|(_, pod)| pod.addresses.first().copied());
+    let found = of_agent.and_then(|(pod, _)| pod.addresses.first().copied());
     let agent =
         agent.unwrap_or(SocketAddr::new(found.unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST)), METRICS_PORT));
     bundle.try_add("agent/metrics.txt", bundle::metrics(agent));
@@ -152,22 +157,6 @@ fn of_pods(
         }
         bundle.add_json(&format!("pods/{name}/report.json"), &filter::findings(report.json()));
     }
-}
-
-/// The agent of this node among its pods.
-fn agent_pod<'a>(
-    objects: &'a [Value],
-    pods: &'a [Pod],
-    node: &NodeConfiguration,
-) -> Option<(&'a Value, &'a Pod)> {
-    let is_agent = |pod: &&Pod| node.skips(&pod.name) == Some(redirect_core::pod::SkipReason::AgentPod);
-    let pod = pods.iter().find(is_agent)?;
-    let object = objects.iter().find(|object| {
-        let text = |at: &str| object.pointer(at).and_then(Value::as_str);
-        text("/metadata/name") == Some(&*pod.name.name)
-            && text("/metadata/namespace") == Some(&*pod.name.namespace)
-    });
-    Some((object?, pod))
 }
 
 /// The mesh's rules in force in a pod's namespace.
