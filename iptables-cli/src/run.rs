@@ -60,7 +60,7 @@ fn program(settings: &RawSettings) -> anyhow::Result<Option<RunOptions>> {
     let (options, redirect) = together(options, redirect)?;
     let about = redirect.notices();
     report::warn(about.iter().filter(|notice| !notice.concerns_all_pods()));
-    report::warn(&options.notices(settings));
+    report::warn(options.notices(settings));
     let plan = redirect.plan();
     report::planned(&plan);
     if options.dry_run {
@@ -92,7 +92,7 @@ fn clean_up(
     settings: &RawSettings,
 ) -> anyhow::Result<()> {
     redirect.err().unwrap_or_default().without_namespace().into_result(())?;
-    report::warn(&options.notices(settings));
+    report::warn(options.notices(settings));
     let apply_options = apply_options(options, settings);
     if options.dry_run {
         return print(&cleanup_preview(&apply_options)?, options);
