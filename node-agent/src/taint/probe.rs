@@ -62,9 +62,7 @@ fn redirect(rules: &ExpectedRules, there: &[IpAddr]) -> Result<(), ProbeError> {
             None => Ok(()),
         },
         Err(ApplyFailure::Apply(error)) => Err(of_apply(&error.cause)),
-        Err(failure @ (ApplyFailure::Settings(_) | ApplyFailure::Skipped(_) | ApplyFailure::TooLarge(_))) => {
-            Err(ProbeError::Failed(failure.to_string()))
-        }
+        Err(ApplyFailure::NoPlan(problem)) => Err(ProbeError::Failed(problem.text)),
     }
 }
 

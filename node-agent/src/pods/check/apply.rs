@@ -14,8 +14,7 @@ use netns_apply::{ApplyError, ApplyOutcome, Mismatch, Programs, RunError, apply,
 use pod_netns::{MountedNetns, Outside};
 use reasons::AgentReason;
 use redirect_core::plan::RulePlan;
-use redirect_core::pod::{Decision, PodFacts, SkipReason};
-use redirect_core::settings::InputErrors;
+use redirect_core::pod::{Decision, PodFacts};
 
 use super::namespace;
 use super::room::{require_room, turn_of};
@@ -133,15 +132,9 @@ pub struct Redirected {
 /// Why a network namespace is not redirected.
 #[derive(Debug, thiserror::Error)]
 pub enum ApplyFailure {
-    /// The settings are invalid.
+    /// There is no plan: the settings are invalid, the plugin would skip the pod, or the agent lacks the memory.
     #[error(transparent)]
-    Settings(InputErrors),
-    /// The plugin would skip the pod.
-    #[error("{}", .0.explanation())]
-    Skipped(SkipReason),
-    /// The agent lacks the memory for the plan.
-    #[error(transparent)]
-    TooLarge(PodProblem),
+    NoPlan(#[from] PodProblem),
     /// The plan is not in force.
     #[error(transparent)]
     Apply(RunError),
@@ -149,12 +142,10 @@ pub enum ApplyFailure {
 
 impl From<ApplyFailure> for PodProblem {
     fn from(failure: ApplyFailure) -> Self {
-        let reason = match &failure {
-            ApplyFailure::Settings(_) | ApplyFailure::Skipped(_) => AgentReason::NotMeshed,
-            ApplyFailure::TooLarge(problem) => problem.reason,
-            ApplyFailure::Apply(_) => AgentReason::NotApplied,
-        };
-        Self::new(reason, failure)
+        match failure {
+            ApplyFailure::NoPlan(problem) => problem,
+            ApplyFailure::Apply(error) => Self::new(AgentReason::NotApplied, error),
+        }
     }
 }
 
@@ -170,11 +161,14 @@ pub fn redirect_here(
     is_foreign: bool,
 ) -> Result<Redirected, ApplyFailure> {
     let _turn = turn_of(facts);
-    let plan = match rules.decide(facts, there).map_err(ApplyFailure::Settings)? {
+    let decided = rules.decide(facts, there);
+    let plan = match decided.map_err(|errors| PodProblem::new(AgentReason::NotMeshed, errors))? {
         Decision::Redirect(redirect) => redirect.plan(),
-        Decision::Skip(reason) => return Err(ApplyFailure::Skipped(reason)),
+        Decision::Skip(reason) => {
+            return Err(PodProblem::new(AgentReason::NotMeshed, reason.explanation()).into());
+        }
     };
-    require_room(&plan).map_err(ApplyFailure::TooLarge)?;
+    require_room(&plan)?;
     let options = rules
         .options(&facts.annotations, is_foreign)
         .programs(Programs::in_path(&std::env::var_os("PATH").unwrap_or_default()))

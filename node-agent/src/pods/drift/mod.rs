@@ -12,6 +12,7 @@ mod pod_state;
 mod tracker;
 
 use std::collections::BTreeSet;
+use std::hash::{BuildHasher as _, BuildHasherDefault, DefaultHasher, Hash};
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -60,23 +61,21 @@ enum RoundError {
     Capability(String),
     #[error("NODE_NAME is not set, so the agent does not know which pods are those of its node")]
     NoNode,
-    #[error(
-        "the agent may not read pods ({code}): {message}; give its service account the verbs get and list on pods (ClusterRole istio-cni)"
-    )]
-    Denied { code: u16, message: String },
-    #[error("cannot read the node's pods: {0}")]
-    Pods(ReadError),
+    #[error("{}", unread(.0))]
+    Pods(#[from] ReadError),
     #[error(transparent)]
     Namespaces(#[from] SurveyError),
     #[error("the plugin's entry cannot be read: {0}")]
     Entry(String),
 }
 
-impl From<ReadError> for RoundError {
-    fn from(error: ReadError) -> Self {
-        match error {
-            ReadError::Denied { code, message } => Self::Denied { code, message },
-            ReadError::NoClient(_) | ReadError::Expired | ReadError::Failed { .. } => Self::Pods(error),
+fn unread(error: &ReadError) -> String {
+    match error {
+        ReadError::Denied { code, message } => format!(
+            "the agent may not read pods ({code}): {message}; give its service account the verbs get and list on pods (ClusterRole istio-cni)"
+        ),
+        ReadError::NoClient(_) | ReadError::Expired | ReadError::Failed { .. } => {
+            format!("cannot read the node's pods: {error}")
         }
     }
 }
@@ -85,7 +84,7 @@ impl RoundError {
     const fn reason(&self) -> AgentReason {
         match self {
             Self::Capability(_) => AgentReason::NoCapability,
-            Self::NoNode | Self::Denied { .. } | Self::Pods(_) => AgentReason::NoPods,
+            Self::NoNode | Self::Pods(_) => AgentReason::NoPods,
             Self::Namespaces(_) => AgentReason::NoNamespaces,
             Self::Entry(_) => AgentReason::NoEntry,
         }
@@ -603,11 +602,13 @@ fn panicked(error: &JoinError) -> PodProblem {
 
 /// From 0 to 1, evenly, and always the same for a node.
 fn spread(node: &str) -> f64 {
-    use std::hash::{Hash as _, Hasher as _};
-    let mut hasher = std::collections::hash_map::DefaultHasher::new();
-    node.hash(&mut hasher);
-    let number = u16::try_from(hasher.finish() >> 48).unwrap_or_default();
+    let number = u16::try_from(hash(node) >> 48).unwrap_or_default();
     f64::from(number) / f64::from(u16::MAX)
+}
+
+/// The same in every process of this program.
+fn hash<T: Hash + ?Sized>(value: &T) -> u64 {
+    BuildHasherDefault::<DefaultHasher>::default().hash_one(value)
 }
 
 #[cfg(test)]

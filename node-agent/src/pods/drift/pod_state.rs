@@ -1,9 +1,7 @@
 //! The state of the node's meshed pods: how many are verified to be redirected as planned, and what the others are.
 
-use std::collections::hash_map::DefaultHasher;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
-use std::hash::{Hash, Hasher};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -12,6 +10,7 @@ use agent_runtime::metrics::gauged;
 use cni_core::enrolment_report::reasons;
 use reasons::PodState;
 
+use super::hash;
 use crate::metrics::{Metrics, StateLabel};
 
 /// After how many intervals without a check a verified pod is unverified.
@@ -74,9 +73,7 @@ impl PodStates {
         if accepted.is_empty() {
             return self.accepted.remove(uid).is_some();
         }
-        let mut hasher = DefaultHasher::new();
-        accepted.hash(&mut hasher);
-        let now = hasher.finish();
+        let now = hash(accepted);
         self.accepted.insert(uid.to_owned(), now) != Some(now)
     }
 

@@ -1,13 +1,12 @@
 //! The pods that have drifted, and what to report about them. Pure: time comes from outside.
 
-use std::collections::hash_map::DefaultHasher;
 use std::collections::{BTreeMap, BTreeSet};
-use std::hash::{Hash, Hasher};
 use std::time::{Duration, Instant};
 
 use cni_core::pod_source::PodName;
 use reasons::AgentReason;
 
+use super::hash;
 use crate::pods::check::{Comparison, PodProblem};
 
 /// How long the same difference of the same pod is not an event again.
@@ -185,12 +184,6 @@ impl DriftHistory {
         let is_new = self.error.replace(error.reason) != Some(error.reason);
         is_new.then(|| DriftReport::Unknown(error.clone()))
     }
-}
-
-fn hash(text: &str) -> u64 {
-    let mut hasher = DefaultHasher::new();
-    text.hash(&mut hasher);
-    hasher.finish()
 }
 
 #[cfg(test)]
