@@ -9,6 +9,7 @@ use agent_runtime::cluster::as_json_patch;
 use agent_runtime::resync::{Freshness, Keep, ListLimits, ListSource, ReadError, Selection};
 use cluster_client::params::{DeleteParams, GetParams, Patch, PatchParams, Preconditions};
 use cluster_client::{ApiError, Built, Request};
+use cni_core::pod_source::PodName;
 use k8s_openapi::api::core::v1::ObjectReference;
 use serde_json::{Map, Value, json};
 
@@ -47,13 +48,39 @@ pub(super) fn of_namespace(namespace: &str) -> Request {
     Request::new(format!("/api/v1/namespaces/{namespace}/pods"))
 }
 
+/// A pod as it was read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ObservedPod {
+    /// Its namespace and name.
+    pub name: PodName,
+    /// Which of all pods that ever had this name.
+    pub uid: String,
+    /// Which of all versions of it.
+    pub version: String,
+}
+
+impl ObservedPod {
+    /// Which pod an object is; none if it does not say so.
+    #[must_use]
+    pub fn of(pod: &Value) -> Option<Self> {
+        let metadata = pod.get("metadata")?;
+        let text = |key| metadata.get(key)?.as_str().filter(|text| !text.is_empty()).map(str::to_owned);
+        let name = PodName { namespace: text("namespace")?, name: text("name")? };
+        Some(Self { name, uid: text("uid")?, version: text("resourceVersion")? })
+    }
+
+    /// For events about it.
+    #[must_use]
+    pub fn reference(&self) -> ObjectReference {
+        pod_reference(&self.name.namespace, &self.name.name, Some(&self.uid))
+    }
+}
+
 /// What decides of a pod at one version.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PodText {
-    /// Its UID.
-    pub uid: String,
-    /// Its version.
-    pub version: String,
+    /// Which pod.
+    pub pod: ObservedPod,
     /// The object.
     pub json: Arc<str>,
 }
@@ -81,13 +108,12 @@ impl<T> Default for NodePods<T> {
 impl<T: Clone + Send + Sync + 'static> NodePods<T> {
     /// Takes the pods from those that the agent holds. `keep` must always decide the same.
     pub fn take(&mut self, held: Vec<PodText>, keep: impl Fn(&Value) -> Option<T>) -> Vec<T> {
-        let read = |pod: &PodText| {
-            let kept = serde_json::from_str(&pod.json).ok().and_then(|pod| keep(&pod));
-            ListedPod { version: pod.version.clone(), kept }
-        };
-        let listed = held.into_iter().map(|pod| {
-            let listed = same(&self.listed, &pod.uid, &pod.version).unwrap_or_else(|| read(&pod));
-            (pod.uid, listed)
+        let listed = held.into_iter().map(|PodText { pod: ObservedPod { uid, version, .. }, json }| {
+            let listed = same(&self.listed, &uid, &version).unwrap_or_else(|| {
+                let kept = serde_json::from_str(&json).ok().and_then(|pod| keep(&pod));
+                ListedPod { version, kept }
+            });
+            (uid, listed)
         });
         self.listed = Arc::new(listed.collect());
         self.listed.values().filter_map(|pod| pod.kept.clone()).collect()
@@ -208,54 +234,33 @@ pub async fn namespace_labels(
     Ok(namespace.as_ref().map(labels))
 }
 
-/// A pod as it was read.
-#[derive(Debug, Clone, Copy)]
-pub struct ObservedPod<'a> {
-    /// Its namespace.
-    pub namespace: &'a str,
-    /// Its name.
-    pub name: &'a str,
-    /// Its UID.
-    pub uid: &'a str,
-    /// Its version.
-    pub version: &'a str,
-}
-
-impl ObservedPod<'_> {
-    /// For events about it.
-    #[must_use]
-    pub fn reference(&self) -> ObjectReference {
-        pod_reference(self.namespace, self.name, Some(self.uid))
-    }
-
-    /// The version is tested first: a patch applies to the current pod, and was computed from the one that was read.
-    fn label_request(&self, has_labels: bool, (key, value): (&str, &str)) -> Built {
-        let add = if has_labels {
-            // RFC 6901
-            let key = key.replace('~', "~0").replace('/', "~1");
-            json!({"op": "add", "path": format!("/metadata/labels/{key}"), "value": value})
-        } else {
-            json!({"op": "add", "path": "/metadata/labels", "value": {key: value}})
-        };
-        let patch = Patch::Merge(json!([
-            {"op": "test", "path": "/metadata/uid", "value": self.uid},
-            {"op": "test", "path": "/metadata/resourceVersion", "value": self.version},
-            add,
-        ]));
-        let pods = of_namespace(self.namespace);
-        as_json_patch(pods.patch_subresource("status", self.name, &PatchParams::default(), &patch))
-    }
+/// The version is tested first: a patch applies to the current pod, and was computed from the one that was read.
+fn label_request(pod: &ObservedPod, has_labels: bool, (key, value): (&str, &str)) -> Built {
+    let add = if has_labels {
+        // RFC 6901
+        let key = key.replace('~', "~0").replace('/', "~1");
+        json!({"op": "add", "path": format!("/metadata/labels/{key}"), "value": value})
+    } else {
+        json!({"op": "add", "path": "/metadata/labels", "value": {key: value}})
+    };
+    let patch = Patch::Merge(json!([
+        {"op": "test", "path": "/metadata/uid", "value": pod.uid},
+        {"op": "test", "path": "/metadata/resourceVersion", "value": pod.version},
+        add,
+    ]));
+    let pods = of_namespace(&pod.name.namespace);
+    as_json_patch(pods.patch_subresource("status", &pod.name.name, &PatchParams::default(), &patch))
 }
 
 /// Deletes a pod, with the grace period it asks for, if it did not change.
 ///
 /// # Errors
 /// Why it was not deleted.
-pub async fn delete(cluster: &Cluster, pod: &ObservedPod<'_>) -> Result<(), ChangeError> {
-    let observed =
-        Preconditions { uid: Some(pod.uid.to_owned()), resource_version: Some(pod.version.to_owned()) };
+pub async fn delete(cluster: &Cluster, pod: &ObservedPod) -> Result<(), ChangeError> {
+    let ObservedPod { name, uid, version } = pod.clone();
+    let observed = Preconditions { uid: Some(uid), resource_version: Some(version) };
     let parameters = DeleteParams::default().preconditions(observed);
-    let request = of_namespace(pod.namespace).delete(pod.name, &parameters);
+    let request = of_namespace(&name.namespace).delete(&name.name, &parameters);
     Ok(cluster.json::<Value>(request).await.map(drop)?)
 }
 
@@ -281,16 +286,16 @@ pub async fn annotate(
 /// Why it was not labelled.
 pub async fn label(
     cluster: &Cluster,
-    pod: &ObservedPod<'_>,
+    pod: &ObservedPod,
     has_labels: bool,
     (key, value): (&str, &str),
 ) -> Result<(), ChangeError> {
-    let request = pod.label_request(has_labels, (key, value));
+    let request = label_request(pod, has_labels, (key, value));
     match cluster.json::<Value>(request).await.map_err(ChangeError::from) {
         Ok(_) => Ok(()),
         // A failed test has the status of an invalid patch: the pod shows which of the two it was.
         Err(ChangeError::Untrue(why) | ChangeError::Rejected(why)) => {
-            match get(cluster, pod.namespace, pod.name).await {
+            match get(cluster, &pod.name.namespace, &pod.name.name).await {
                 Ok(Some(now)) if now["metadata"]["uid"] != pod.uid => Err(ChangeError::Gone),
                 Ok(None) => Err(ChangeError::Gone),
                 Ok(Some(now)) if now["metadata"]["resourceVersion"] != pod.version => {

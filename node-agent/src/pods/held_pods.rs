@@ -7,12 +7,13 @@ use std::time::Duration;
 use agent_runtime::lock;
 use agent_runtime::resync::Followed;
 use cni_core::plugin_event::PodRequest;
+use cni_core::pod_source::PodName;
 use redirect_core::pod::PodFacts;
 use serde_json::Value;
 use tokio::sync::Notify;
 use tokio::time::{Instant, timeout_at};
 
-use crate::cluster::pods::{PodText, copy_fields, identity};
+use crate::cluster::pods::{ObservedPod, PodText, copy_fields, identity};
 
 /// The longest text that is held of a pod, in bytes: its owner chooses annotations, and a node has 250 pods. Longer ones are read when a plugin asks.
 const LONGEST: usize = 32 * 1024;
@@ -36,22 +37,14 @@ pub struct HeldPods {
 #[derive(Debug, Default)]
 struct State {
     /// By UID.
-    pods: BTreeMap<String, HeldPod>,
+    pods: BTreeMap<String, PodText>,
     /// Those that are not held because they are too long, by UID.
     too_long: BTreeSet<String>,
     watch: Followed,
 }
 
-/// A pod.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct HeldPod {
-    namespace: String,
-    name: String,
-    text: PodText,
-}
-
 /// A pod, or the UID of one that is too long to be held.
-pub type Holding = Result<HeldPod, String>;
+pub type Holding = Result<PodText, String>;
 
 impl HeldPods {
     /// What decides of a pod, as JSON, if it is held.
@@ -82,7 +75,7 @@ impl HeldPods {
     #[must_use]
     pub fn all(&self) -> Option<Vec<PodText>> {
         let state = lock(&self.state);
-        let all = || state.pods.values().map(|pod| pod.text.clone()).collect();
+        let all = || state.pods.values().cloned().collect();
         (state.watch.is_sound() && state.too_long.is_empty()).then(all)
     }
 
@@ -112,7 +105,7 @@ impl HeldPods {
     pub fn change(&self, pod: &Value) {
         let known = pod.get("metadata").and_then(identity);
         let is_held = known.is_some_and(|(uid, version)| {
-            lock(&self.state).pods.get(uid).is_some_and(|held| held.text.version == version)
+            lock(&self.state).pods.get(uid).is_some_and(|held| held.pod.version == version)
         });
         if !is_held && let Some(holding) = held(pod) {
             lock(&self.state).hold(holding);
@@ -139,15 +132,15 @@ impl HeldPods {
 impl State {
     fn find(&self, wanted: &PodRequest) -> Option<Arc<str>> {
         let held = self.pods.get(&wanted.uid)?;
-        let is_it = held.namespace == wanted.namespace && held.name == wanted.name;
-        is_it.then(|| held.text.json.clone())
+        let PodName { namespace, name } = &held.pod.name;
+        (namespace == &wanted.namespace && name == &wanted.name).then(|| held.json.clone())
     }
 
     fn hold(&mut self, holding: Holding) {
         match holding {
-            Ok(pod) => {
-                self.too_long.remove(&pod.text.uid);
-                self.pods.insert(pod.text.uid.clone(), pod);
+            Ok(held) => {
+                self.too_long.remove(&held.pod.uid);
+                self.pods.insert(held.pod.uid.clone(), held);
             }
             Err(uid) => {
                 self.pods.remove(&uid);
@@ -165,15 +158,8 @@ impl State {
 /// What is held of a pod; nothing of one without a name.
 #[must_use]
 pub fn held(pod: &Value) -> Option<Holding> {
-    let metadata = pod.get("metadata")?;
-    let (uid, version) = identity(metadata)?;
-    let name = |key| metadata.get(key)?.as_str().filter(|text| !text.is_empty());
-    let (uid, version, json) = (uid.to_owned(), version.to_owned(), kept_part(pod).to_string());
-    let (namespace, name) = (name("namespace")?.to_owned(), name("name")?.to_owned());
-    if json.len() > LONGEST {
-        return Some(Err(uid));
-    }
-    Some(Ok(HeldPod { namespace, name, text: PodText { uid, version, json: json.into() } }))
+    let (pod, json) = (ObservedPod::of(pod)?, kept_part(pod).to_string());
+    Some(if json.len() > LONGEST { Err(pod.uid) } else { Ok(PodText { pod, json: json.into() }) })
 }
 
 /// What a plugin is given of a pod, and the drift watch reads: what the parts of the agent decide by.

@@ -3,6 +3,7 @@
 
 use agent_runtime::resync::ReadError;
 use cni_core::conf::Conf;
+use cni_core::pod_source::PodName;
 use reasons::{AgentReason, PodState};
 use serde_json::Value;
 
@@ -36,11 +37,11 @@ pub async fn confirm(
     let conf = installer.plugin_conf().map_err(|error| {
         PodProblem::new(AgentReason::NoEntry, format!("the plugin's entry cannot be read: {error}"))
     })?;
-    let pod =
-        pods::get(cluster, &seen.name.namespace, &seen.name.name).await.map_err(|error| unread(&error))?;
+    let PodName { namespace, name } = &seen.observed.name;
+    let pod = pods::get(cluster, namespace, name).await.map_err(|error| unread(&error))?;
     let object = pod.ok_or(RepairOutcome::Gone)?;
     let broken = match filter.check(&object) {
-        Ok(now) if now.uid == seen.uid => now,
+        Ok(now) if now.observed.uid == seen.observed.uid => now,
         Ok(_) => return Err(RepairOutcome::Gone),
         Err(_) => return Err(RepairOutcome::Changed),
     };

@@ -5,20 +5,16 @@
 
 use std::collections::BTreeMap;
 
-use cni_core::pod_source::PodName;
 use serde_json::Value;
 
+use crate::cluster::pods::ObservedPod;
 pub use crate::settings::BrokenPodFilter;
 
 /// A broken pod, as it was seen.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Broken {
-    /// Its namespace and name.
-    pub name: PodName,
-    /// Which of all pods that ever had this name.
-    pub uid: String,
-    /// Which of all versions of it.
-    pub version: String,
+    /// Which pod it is.
+    pub observed: ObservedPod,
     /// Its labels; none where it has no such field.
     pub labels: Option<BTreeMap<String, String>>,
     /// What shows that it is broken.
@@ -72,14 +68,8 @@ impl BrokenPodFilter {
     /// # Errors
     /// Why it is not.
     pub fn check(&self, pod: &Value) -> Result<Broken, NotBroken> {
-        let field = |pointer| text(pod, pointer).filter(|text| !text.is_empty());
-        let named = || {
-            let namespace = field("/metadata/namespace")?.to_owned();
-            let name = PodName { namespace, name: field("/metadata/name")?.to_owned() };
-            Some((name, field("/metadata/uid")?.to_owned(), field("/metadata/resourceVersion")?.to_owned()))
-        };
-        let (name, uid, version) = named().ok_or(NotBroken::Unnamed)?;
-        if self.node.is_empty() || field("/spec/nodeName") != Some(&self.node) {
+        let observed = ObservedPod::of(pod).ok_or(NotBroken::Unnamed)?;
+        if self.node.is_empty() || text(pod, "/spec/nodeName") != Some(&self.node) {
             return Err(NotBroken::OtherNode);
         }
         let labels = string_map(pod, "/metadata/labels");
@@ -97,8 +87,8 @@ impl BrokenPodFilter {
         let failure = self.failure(pod)?;
         let statuses = pod.pointer("/status/initContainerStatuses").and_then(Value::as_array);
         let runs = statuses.into_iter().flatten().any(|status| status.pointer("/state/running").is_some());
-        let owner = controller(pod).unwrap_or(&uid).to_owned();
-        Ok(Broken { name, uid, version, labels, failure, owner, runs })
+        let owner = controller(pod).unwrap_or(&observed.uid).to_owned();
+        Ok(Broken { observed, labels, failure, owner, runs })
     }
 
     /// The failure of one of the init containers, or what comes closest to one.

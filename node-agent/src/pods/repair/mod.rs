@@ -28,7 +28,7 @@ use serde_json::Value;
 use tokio::sync::Notify;
 use tokio::sync::watch::Receiver;
 
-use crate::cluster::pods::{self, ObservedPod};
+use crate::cluster::pods;
 use crate::cluster::runtime_classes::RuntimeHandlers;
 use crate::cluster::{ApiHandle, Cluster, EventMessage};
 use crate::install::installer::Installer;
@@ -123,7 +123,7 @@ impl RepairController {
     }
 
     fn note(&self, broken: Broken) {
-        let name = broken.name.to_string();
+        let name = broken.observed.name.to_string();
         match lock(&self.queue).note(broken, Instant::now()) {
             Noted::New => self.added.notify_one(),
             Noted::Known => {}
@@ -171,7 +171,7 @@ impl RepairController {
         };
         let end = Instant::now();
         self.count(task, &outcome, end.duration_since(start), end.duration_since(task.since));
-        let gave_up = lock(&self.queue).done(&task.pod.uid, outcome.ended(), end);
+        let gave_up = lock(&self.queue).done(&task.pod.observed.uid, outcome.ended(), end);
         if gave_up {
             self.shared.metrics.repair_given_up.get_or_create(&self.action.label().into()).inc();
         }
@@ -181,14 +181,14 @@ impl RepairController {
 
     /// A pod whose container fails again after every repair that succeeded.
     async fn give_up(&self, task: &RepairTask) {
-        lock(&self.queue).give_up(&task.pod.uid);
+        lock(&self.queue).give_up(&task.pod.observed.uid);
         self.shared.metrics.repair_given_up.get_or_create(&self.action.label().into()).inc();
         self.show();
         let (failure, past) = (&task.pod.failure, self.action.past());
         let message = format!(
             "pod detected as broken ({failure}), given up: it was {past} {MOST_TRIES} times, and failed again each time"
         );
-        log::warn!(target: SCOPE, pod = task.pod.name.to_string(), action = self.action.label().word(); "{message}");
+        log::warn!(target: SCOPE, pod = task.pod.observed.name.to_string(), action = self.action.label().word(); "{message}");
         self.send(task, "Warning", message).await;
     }
 
@@ -217,7 +217,7 @@ impl RepairController {
             RepairAction::Delete => {
                 // A replacement may be seen before the answer.
                 let asked = Instant::now();
-                let done = pods::delete(cluster, &observed(&broken)).await;
+                let done = pods::delete(cluster, &broken.observed).await;
                 // A server that names a time for the next try has not done it.
                 if matches!(done, Ok(()) | Err(ChangeError::Unanswered { retry_after: None, .. })) {
                     lock(&self.limit).deleted(&broken.owner, task.since, asked);
@@ -227,7 +227,7 @@ impl RepairController {
             RepairAction::Label if has_label(&broken) => RepairOutcome::HadLabel,
             RepairAction::Label => {
                 let done =
-                    pods::label(cluster, &observed(&broken), broken.labels.is_some(), (key, value)).await;
+                    pods::label(cluster, &broken.observed, broken.labels.is_some(), (key, value)).await;
                 RepairOutcome::of_change(self.action, done)
             }
         })
@@ -244,12 +244,12 @@ impl RepairController {
         if matches!(outcome, RepairOutcome::Done(_)) {
             metrics.repair_delays.get_or_create(&self.action.label().into()).observe(since.as_secs_f64());
         }
-        log::debug!(target: SCOPE, pod = task.pod.name.to_string(), action = self.action.label().word(), r#try = task.tries; "{outcome:?}");
+        log::debug!(target: SCOPE, pod = task.pod.observed.name.to_string(), action = self.action.label().word(), r#try = task.tries; "{outcome:?}");
     }
 
     /// Reports what is new: in the log, and if it is about the pod, in an event of it.
     async fn report(&self, task: &RepairTask, outcome: &RepairOutcome, gave_up: bool) {
-        let pod = task.pod.name.to_string();
+        let pod = task.pod.observed.name.to_string();
         if let RepairOutcome::Unanswered { text, .. } = outcome {
             lock(&self.outage).failed(text, &[("pod", &pod), ("action", self.action.label().word())]);
             return;
@@ -277,7 +277,7 @@ impl RepairController {
     }
 
     async fn report_failure(&self, task: &RepairTask, error: &PodProblem, gave_up: bool) {
-        let is_new = lock(&self.queue).is_news(&task.pod.uid, error.reason);
+        let is_new = lock(&self.queue).is_news(&task.pod.observed.uid, error.reason);
         if !is_new && !gave_up {
             return;
         }
@@ -289,12 +289,12 @@ impl RepairController {
             format!("{COULD_NOT_BE} {past}")
         };
         let message = format!("pod detected as broken ({failure}), {what}: {error}{end}");
-        log::warn!(target: SCOPE, pod = task.pod.name.to_string(), action = self.action.label().word(), reason = error.reason.word(); "{message}");
+        log::warn!(target: SCOPE, pod = task.pod.observed.name.to_string(), action = self.action.label().word(), reason = error.reason.word(); "{message}");
         self.send(task, "Warning", message).await;
     }
 
     async fn send(&self, task: &RepairTask, kind: &'static str, message: String) {
-        let (about, reason) = (observed(&task.pod).reference(), self.action.event());
+        let (about, reason) = (task.pod.observed.reference(), self.action.event());
         let event = EventMessage { about, component: COMPONENT, kind, reason, message };
         let _ = self.shared.connection.publish(&self.shared.metrics.events, event).await;
     }
@@ -304,7 +304,7 @@ impl RepairController {
 impl RepairController {
     /// These are all broken pods.
     pub fn replace(&self, pods: Vec<Broken>) {
-        let uids: BTreeSet<String> = pods.iter().map(|broken| broken.uid.clone()).collect();
+        let uids: BTreeSet<String> = pods.iter().map(|broken| broken.observed.uid.clone()).collect();
         lock(&self.queue).keep(&uids);
         pods.into_iter().for_each(|broken| self.note(broken));
         self.show();
@@ -345,13 +345,4 @@ impl RepairController {
 
 fn selection(filter: &BrokenPodFilter) -> Selection {
     Selection { fields: filter.fields.on_node(&filter.node), labels: filter.labels.as_str().to_owned() }
-}
-
-fn observed(broken: &Broken) -> ObservedPod<'_> {
-    ObservedPod {
-        namespace: &broken.name.namespace,
-        name: &broken.name.name,
-        uid: &broken.uid,
-        version: &broken.version,
-    }
 }

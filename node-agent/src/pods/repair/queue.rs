@@ -86,13 +86,13 @@ impl RepairQueue {
     /// Notes a broken pod.
     pub fn note(&mut self, pod: Broken, now: Instant) -> Noted {
         let is_full = self.jobs.len() >= MOST_PODS;
-        let Some(job) = self.jobs.get_mut(&pod.uid) else {
+        let Some(job) = self.jobs.get_mut(&pod.observed.uid) else {
             if is_full {
                 self.overflowed = true;
                 return Noted::Overflow;
             }
             let pauses = Backoff::new(FIRST_PAUSE, LONGEST_PAUSE);
-            let uid = pod.uid.clone();
+            let uid = pod.observed.uid.clone();
             let state = JobState::Due(now);
             self.jobs.insert(uid, RepairJob { pod, since: now, tries: 0, pauses, state, reported: None });
             return Noted::New;
@@ -210,15 +210,18 @@ impl RepairJob {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cluster::pods::ObservedPod;
     use AgentReason::{Ended, Refused};
     use cni_core::pod_source::PodName;
     use proptest::prelude::*;
 
     fn broken(uid: &str, run: &str) -> Broken {
         Broken {
-            name: PodName { namespace: "shop".into(), name: uid.into() },
-            uid: uid.into(),
-            version: run.into(),
+            observed: ObservedPod {
+                name: PodName { namespace: "shop".into(), name: uid.into() },
+                uid: uid.into(),
+                version: run.into(),
+            },
             labels: None,
             owner: uid.into(),
             failure: ContainerFailure {
@@ -240,14 +243,14 @@ mod tests {
         let (mut queue, start) = (RepairQueue::default(), Instant::now());
         assert_eq!(queue.note(broken("a", "1"), start), Noted::New);
         let task = queue.take(start).expect("a task");
-        assert_eq!((task.pod.uid.as_str(), task.tries, queue.take(start)), ("a", 1, None));
+        assert_eq!((task.pod.observed.uid.as_str(), task.tries, queue.take(start)), ("a", 1, None));
         assert!(!queue.done("a", AttemptEnd::Settled, start));
         assert_eq!(queue.note(broken("a", "1"), start), Noted::Known);
         assert_eq!((queue.next(), queue.waiting()), (None, 0));
         assert_eq!(queue.note(broken("a", "2"), at(start, 9)), Noted::New);
         assert_eq!(queue.take(at(start, 9)), None, "not at once");
         let task = queue.take(at(start, 99)).expect("a task");
-        assert_eq!((task.tries, task.since, task.pod.version.as_str()), (2, at(start, 9), "2"));
+        assert_eq!((task.tries, task.since, task.pod.observed.version.as_str()), (2, at(start, 9), "2"));
     }
 
     #[test]
@@ -280,9 +283,10 @@ mod tests {
     fn a_try_sees_the_newest_version() {
         let (mut queue, start) = (RepairQueue::default(), Instant::now());
         queue.note(broken("a", "1"), start);
-        let newer = Broken { version: "77".into(), ..broken("a", "1") };
+        let mut newer = broken("a", "1");
+        newer.observed.version = "77".into();
         assert_eq!(queue.note(newer, start), Noted::Known);
-        assert_eq!(queue.take(start).expect("a task").pod.version, "77");
+        assert_eq!(queue.take(start).expect("a task").pod.observed.version, "77");
     }
 
     #[test]
@@ -394,10 +398,10 @@ mod tests {
                         in_work.remove(&uid.to_string());
                     }
                     QueueStep::Take => if let Some(task) = queue.take(now) {
-                        prop_assert!(in_work.insert(task.pod.uid.clone()), "{:?}", task);
+                        prop_assert!(in_work.insert(task.pod.observed.uid.clone()), "{:?}", task);
                         if task.tries > MOST_TRIES {
-                            queue.give_up(&task.pod.uid);
-                            in_work.remove(&task.pod.uid);
+                            queue.give_up(&task.pod.observed.uid);
+                            in_work.remove(&task.pod.observed.uid);
                         }
                         prop_assert!(task.tries <= MOST_TRIES + 1);
                     },

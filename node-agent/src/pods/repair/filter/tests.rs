@@ -132,8 +132,8 @@ fn the_first_failure_counts() {
             id: "c-1".into(),
             finished: "t-1".into(),
         };
-        assert_eq!((broken.failure, broken.name.to_string().as_str()), (failure, "shop/web"));
-        assert_eq!((broken.uid.as_str(), broken.version.as_str()), ("u-1", "7"));
+        assert_eq!((broken.failure, broken.observed.name.to_string().as_str()), (failure, "shop/web"));
+        assert_eq!((broken.observed.uid.as_str(), broken.observed.version.as_str()), ("u-1", "7"));
     }
 }
 
