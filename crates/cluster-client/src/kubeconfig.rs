@@ -85,13 +85,8 @@ fn read_cluster(cluster: &mut Cluster, folder: &Path) -> Result<(), String> {
     if cluster.proxy_url.as_deref().is_some_and(|url| !url.is_empty()) {
         return Err("clusters[].cluster.proxy-url: proxies are not supported".to_owned());
     }
-    if let Some(file) = named(cluster.certificate_authority.take())
-        && cluster.certificate_authority_data.is_none()
-    {
-        let content = content("clusters[].cluster.certificate-authority", &folder.join(file))?;
-        cluster.certificate_authority_data = Some(STANDARD.encode(content));
-    }
-    Ok(())
+    let field = "clusters[].cluster.certificate-authority";
+    read_data(field, cluster.certificate_authority.take(), folder, &mut cluster.certificate_authority_data)
 }
 
 fn read_user(user: &mut AuthInfo, folder: &Path) -> Result<(), String> {
@@ -100,18 +95,9 @@ fn read_user(user: &mut AuthInfo, folder: &Path) -> Result<(), String> {
             "users[].user: exec and auth-provider are not supported: no programs are run for credentials";
         return Err(problem.to_owned());
     }
-    if let Some(file) = named(user.client_certificate.take())
-        && user.client_certificate_data.is_none()
-    {
-        let content = content("users[].user.client-certificate", &folder.join(file))?;
-        user.client_certificate_data = Some(STANDARD.encode(content));
-    }
-    if let Some(file) = named(user.client_key.take())
-        && user.client_key_data.is_none()
-    {
-        let content = content("users[].user.client-key", &folder.join(file))?;
-        user.client_key_data = Some(STANDARD.encode(content).into());
-    }
+    let (certificate, key) = (user.client_certificate.take(), user.client_key.take());
+    read_data("users[].user.client-certificate", certificate, folder, &mut user.client_certificate_data)?;
+    read_data("users[].user.client-key", key, folder, &mut user.client_key_data)?;
     read_token(user, folder)
 }
 
@@ -142,9 +128,19 @@ fn named(path: Option<String>) -> Option<String> {
     path.filter(|path| !path.is_empty())
 }
 
-fn content(field: &str, path: &Path) -> Result<Vec<u8>, String> {
-    files::read(path, files::CERTIFICATES)
-        .map_err(|error| format!("{field}: cannot read {}: {error}", path.display()))
+/// Puts what a field's file has where the library finds it, unless something is there.
+fn read_data<T: From<String>>(
+    field: &str,
+    file: Option<String>,
+    folder: &Path,
+    data: &mut Option<T>,
+) -> Result<(), String> {
+    let Some(file) = named(file).filter(|_| data.is_none()) else { return Ok(()) };
+    let path = folder.join(file);
+    let content = files::read(&path, files::CERTIFICATES)
+        .map_err(|error| format!("{field}: cannot read {}: {error}", path.display()))?;
+    *data = Some(STANDARD.encode(content).into());
+    Ok(())
 }
 
 fn load_problem(error: &LoadError) -> String {
