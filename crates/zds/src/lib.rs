@@ -22,4 +22,4 @@ pub use server::{
     CloseReason, ConnectionId, DEADLINE, LONGEST_RETRY, MOST_CONNECTIONS, Newcomer, PodState, Server,
     ServerAction, ServerInput,
 };
-pub use workload::{NetnsInode, TooLong, ZdsWorkload};
+pub use workload::{NetnsInode, ZdsWorkload};

@@ -111,7 +111,7 @@ impl AmbientPod {
         let account = text("/spec/serviceAccountName").unwrap_or_else(|| "default".to_owned());
         let (uid, pod_name, namespace) = (text("/metadata/uid")?, name.name.clone(), name.namespace.clone());
         // Names that Kubernetes accepts fit.
-        let workload = ZdsWorkload::new(uid, pod_name, namespace, account).ok()?;
+        let workload = ZdsWorkload::new(uid, pod_name, namespace, account)?;
         let listed = pod.pointer("/status/podIPs").and_then(Value::as_array).into_iter().flatten();
         let addresses = listed.filter_map(|item| item.get("ip")?.as_str()?.parse().ok()).collect();
         let annotations = pod.pointer("/metadata/annotations").and_then(Value::as_object);
@@ -227,7 +227,7 @@ mod tests {
     fn a_pod_is_read_with_its_identity_addresses_and_settings() {
         let web = read(&pod(), DEFAULTS).expect("a pod");
         let workload = ZdsWorkload::new("u-1".into(), "web".into(), "shop".into(), "seller".into());
-        assert_eq!(Ok(web.workload), workload);
+        assert_eq!(Some(web.workload), workload);
         assert_eq!(web.addresses, ["10.1.0.2", "fd00::2"].map(|ip| ip.parse::<IpAddr>().expect("one")));
         assert_eq!(web.annotation, Some(Redirection::Enabled));
         let redirect = web.wanted.expect("in ambient mode");
