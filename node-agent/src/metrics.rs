@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use agent_runtime::metrics::{ChangeLabels, ResultLabel, WatchLabel, Word, process, start_at_zero, watches};
+use agent_runtime::metrics::{ChangeLabels, ResultLabel, WatchLabel, Word, process, start_at_zero};
 use agent_runtime::node::RequestedTaint;
 use agent_runtime::{labels, metrics};
 use cni_core::logs::PodSource;
@@ -63,14 +63,6 @@ const REPAIR_BUCKETS: [f64; 10] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1.0, 5.0,
 /// Upper bounds of the histogram of healing, in seconds.
 const HEAL_BUCKETS: [f64; 12] = [0.01, 0.025, 0.05, 0.1, 0.2, 0.5, 1.0, 2.5, 5.0, 15.0, 60.0, 300.0];
 
-fn add_histograms() -> Histograms<OutcomeLabel> {
-    Family::new_with_constructor(|| Histogram::new(ADD_BUCKETS))
-}
-
-fn repair_histograms() -> Histograms<TypeLabel> {
-    Family::new_with_constructor(|| Histogram::new(REPAIR_BUCKETS))
-}
-
 /// All kinds of obstacles, as the help of a metric lists them.
 struct Obstacles;
 
@@ -96,7 +88,7 @@ metrics! {
         watch_restarts: Family<WatchLabel, Counter> => "istio_cni_watch_restarts_total", "Restarts of a watch: files, pods";
         polling: Gauge => "istio_cni_polling", "1 while the node's files are polled because they cannot be watched";
         adds: Family<AddLabels, Counter> => "istio_cni_plugin_add_total", "ADD calls the plugin reported, by outcome ({Redirect}, {Enrol}, {Skip}, {Fail}) and the reason of a skip or the error code of a failure";
-        add_durations: Histograms<OutcomeLabel> = add_histograms() => "istio_cni_plugin_add_duration_seconds", "Duration of ADD in the plugin";
+        add_durations: Histograms<OutcomeLabel> = Family::new_with_constructor(|| Histogram::new(ADD_BUCKETS)) => "istio_cni_plugin_add_duration_seconds", "Duration of ADD in the plugin";
         log_entries: Family<ResultLabel, Counter> => "istio_cni_log_entries_total", "Log entries received from plugins: {Accepted}, {Malformed}, {OverRate}, {OverSize}";
         log_refused: Counter => "istio_cni_log_connections_refused_total", "Connections to the sockets for plugins refused because the peer is neither root nor the agent's user";
         events: Family<ResultLabel, Counter> => "istio_cni_events_total", "Events sent to the API server: {Sent}, {Failed}";
@@ -108,8 +100,8 @@ metrics! {
         settings_refused: Gauge => "istio_cni_settings_refused", "1 while the settings in the settings folder are refused";
         repaired: Family<RepairedLabels, Counter> => "istio_cni_repair_pods_repaired_total", "Repair attempts by action and result: {Success}, {Fail}, {Skip} (the label existed already)";
         repair_attempts: Family<AttemptLabels, Counter> => "istio_cni_repair_attempts_total", "The same attempts, and those without a result, by reason; docs/concepts/repair.md has the reasons";
-        repair_durations: Histograms<TypeLabel> = repair_histograms() => "istio_cni_repair_duration_seconds", "Duration of one attempt";
-        repair_delays: Histograms<TypeLabel> = repair_histograms() => "istio_cni_repair_delay_seconds", "Delay of a repair after the agent noticed the failure";
+        repair_durations: Histograms<TypeLabel> = Family::new_with_constructor(|| Histogram::new(REPAIR_BUCKETS)) => "istio_cni_repair_duration_seconds", "Duration of one attempt";
+        repair_delays: Histograms<TypeLabel> = Family::new_with_constructor(|| Histogram::new(REPAIR_BUCKETS)) => "istio_cni_repair_delay_seconds", "Delay of a repair after the agent noticed the failure";
         repair_given_up: Family<TypeLabel, Counter> => "istio_cni_repair_given_up_total", "Broken pods that were given up, after ten attempts that count";
         repair_waiting: Gauge => "istio_cni_repair_waiting_pods", "Broken pods waiting for repair, now or later";
         repair_overflows: Counter => "istio_cni_repair_queue_overflows_total", "Broken pods that did not fit into the queue and wait for the next list";
@@ -154,7 +146,7 @@ impl Metrics {
         start_at_zero(&self.installs, installs);
         start_at_zero(&self.obstacles, ObstacleKind::ALL.iter().copied());
         start_at_zero(&self.plugin_token_requests, [Granted, Refused, Failed]);
-        start_at_zero(&self.watch_restarts, watches(["files", "pods"]));
+        start_at_zero(&self.watch_restarts, ["files", "pods"].map(|watch| WatchLabel { watch }));
         start_at_zero(&self.adds, [AddLabels { outcome: Redirect.into(), reason: String::new() }]);
         start_at_zero(&self.add_durations, [Redirect]);
         start_at_zero(&self.log_entries, [Accepted, Malformed, OverRate, OverSize]);

@@ -30,22 +30,12 @@ pub struct DeadTask {
 }
 
 /// Starts tasks, and knows which one ended unexpectedly first, if any. All clones are one.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct Supervisor {
     dead: Arc<watch::Sender<Option<DeadTask>>>,
     /// Makes tasks panic. No program has this.
     #[cfg(feature = "sabotage")]
     pub sabotage: Arc<sabotage::Sabotage>,
-}
-
-impl Default for Supervisor {
-    fn default() -> Self {
-        Self {
-            dead: Arc::new(watch::Sender::new(None)),
-            #[cfg(feature = "sabotage")]
-            sabotage: Arc::default(),
-        }
-    }
 }
 
 /// A task that ends when this is dropped.

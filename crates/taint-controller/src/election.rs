@@ -38,8 +38,8 @@ pub fn may_act(until: Option<BootTime>, now: BootTime) -> bool {
 #[derive(Debug)]
 pub struct Candidate {
     me: String,
-    namespace: String,
-    name: String,
+    pub(crate) namespace: String,
+    pub(crate) name: String,
     /// The Lease as it was seen last, and since when it is so.
     seen: Option<(Value, BootTime)>,
     acts_until: Option<BootTime>,
@@ -52,18 +52,6 @@ impl Candidate {
     #[must_use]
     pub const fn new(me: String, namespace: String, name: String) -> Self {
         Self { me, namespace, name, seen: None, acts_until: None, terms: 0 }
-    }
-
-    /// The Lease's namespace.
-    #[must_use]
-    pub fn namespace(&self) -> &str {
-        &self.namespace
-    }
-
-    /// The Lease's name.
-    #[must_use]
-    pub fn name(&self) -> &str {
-        &self.name
     }
 
     /// What to do about the Lease as it was read, if it exists. `time` is a time as the API server writes it.

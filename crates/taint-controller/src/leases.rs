@@ -30,7 +30,7 @@ pub enum Round {
 /// # Errors
 /// The API server does not answer, or refuses.
 pub async fn round(cluster: &Cluster, candidate: &mut Candidate) -> Result<Round, ApiError> {
-    let (path, name) = (path(candidate), candidate.name().to_owned());
+    let (path, name) = (path(candidate), candidate.name.clone());
     let leases = || Request::new(path.as_str());
     let asked = BootTime::now();
     let get = leases().get(&name, &GetParams::default());
@@ -62,17 +62,17 @@ pub async fn round(cluster: &Cluster, candidate: &mut Candidate) -> Result<Round
 /// Releases the Lease, so that another replica need not wait until it expires. A failure does not matter.
 pub async fn step_down(cluster: &Cluster, candidate: &Candidate) {
     let leases = || Request::new(path(candidate));
-    let get = leases().get(candidate.name(), &GetParams::default());
+    let get = leases().get(&candidate.name, &GetParams::default());
     let Ok(found) = cluster.client().json::<Value>(get, PATIENCE).await else { return };
     if let Some(lease) = candidate.release_lease(&found, &time()) {
         let request =
-            leases().replace(candidate.name(), &PostParams::default(), lease.to_string().into_bytes());
+            leases().replace(&candidate.name, &PostParams::default(), lease.to_string().into_bytes());
         let _ = cluster.client().json::<Value>(request, PATIENCE).await;
     }
 }
 
 fn path(candidate: &Candidate) -> String {
-    format!("/apis/coordination.k8s.io/v1/namespaces/{}/leases", candidate.namespace())
+    format!("/apis/coordination.k8s.io/v1/namespaces/{}/leases", candidate.namespace)
 }
 
 /// The time as the API server writes it in a Lease.

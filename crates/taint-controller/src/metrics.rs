@@ -1,6 +1,6 @@
 //! The metrics of the taint controller.
 
-use agent_runtime::metrics::{ChangeLabels, ResultLabel, WatchLabel, process, start_at_zero, watches};
+use agent_runtime::metrics::{ChangeLabels, ResultLabel, WatchLabel, process, start_at_zero};
 use agent_runtime::node::RequestedTaint;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -40,7 +40,7 @@ impl ControllerMetrics {
             let labels = ChangeLabels::RESULTS.map(|result| ChangeLabels::of(Some(requested), result));
             start_at_zero(&self.changes, labels);
         }
-        start_at_zero(&self.watch_restarts, watches(["nodes", "pods"]));
+        start_at_zero(&self.watch_restarts, ["nodes", "pods"].map(|watch| WatchLabel { watch }));
         start_at_zero(&self.events, [Sent, Failed]);
         registry
     }

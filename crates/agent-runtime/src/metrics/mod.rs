@@ -189,11 +189,6 @@ impl ChangeLabels {
     }
 }
 
-/// One label set for each watch.
-pub fn watches<const N: usize>(watches: [&'static str; N]) -> [WatchLabel; N] {
-    watches.map(|watch| WatchLabel { watch })
-}
-
 /// A count as a gauge shows it.
 #[must_use]
 pub fn gauged(count: usize) -> i64 {

@@ -34,7 +34,7 @@ struct OpenConnection {
 #[derive(Debug)]
 pub(super) struct Slot {
     slots: Arc<Slots>,
-    number: u64,
+    pub(super) number: u64,
 }
 
 impl Slots {
@@ -97,12 +97,6 @@ impl Slots {
     }
 }
 
-impl Slot {
-    pub(super) const fn number(&self) -> u64 {
-        self.number
-    }
-}
-
 impl Drop for Slot {
     fn drop(&mut self) {
         lock(&self.slots.open).connections.remove(&self.number);
@@ -123,10 +117,10 @@ mod tests {
         let slots = Slots::new(3);
         let [first, second, third] = [(); 3].map(|()| slots.try_take().expect("a place"));
         // The first one has asked and was answered, so the second is the one that has waited for longest.
-        slots.begin(first.number());
-        slots.end(first.number());
+        slots.begin(first.number);
+        slots.end(first.number);
         let fourth = slots.try_take().expect("a place");
-        assert_eq!(numbers(&slots), [first.number(), third.number(), fourth.number()]);
+        assert_eq!(numbers(&slots), [first.number, third.number, fourth.number]);
         // It is gone already; its end changes nothing.
         drop(second);
         assert_eq!(numbers(&slots).len(), 3);
@@ -136,23 +130,23 @@ mod tests {
     fn who_is_being_answered_is_not_interrupted() {
         let slots = Slots::new(2);
         let [first, second] = [(); 2].map(|()| slots.try_take().expect("a place"));
-        slots.begin(first.number());
-        slots.begin(second.number());
+        slots.begin(first.number);
+        slots.begin(second.number);
         assert!(slots.try_take().is_none());
-        slots.end(second.number());
+        slots.end(second.number);
         let third = slots.try_take().expect("a place");
-        assert_eq!(numbers(&slots), [first.number(), third.number()]);
+        assert_eq!(numbers(&slots), [first.number, third.number]);
     }
 
     #[tokio::test(flavor = "current_thread")]
     async fn a_new_connection_waits_for_an_idle_one() {
         let slots = Slots::new(1);
         let busy = slots.take().await;
-        slots.begin(busy.number());
+        slots.begin(busy.number);
         #[expect(clippy::disallowed_methods, reason = "the test waits for it")]
         let waiting = tokio::spawn({
             let slots = slots.clone();
-            async move { slots.take().await.number() }
+            async move { slots.take().await.number }
         });
         tokio::task::yield_now().await;
         assert!(!waiting.is_finished());
