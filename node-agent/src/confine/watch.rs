@@ -9,28 +9,17 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 /// What the process is confined to, once it is.
-static WRITTEN: OnceLock<Vec<ConfinedDir>> = OnceLock::new();
+static WRITTEN: OnceLock<Vec<(PathBuf, DirectoryId)>> = OnceLock::new();
 
-#[derive(Debug)]
-struct ConfinedDir {
-    path: PathBuf,
-    /// Device and inode.
-    id: Option<(u64, u64)>,
-}
-
-impl ConfinedDir {
-    fn is_another_now(&self) -> bool {
-        self.id.zip(id_of(&self.path)).is_some_and(|(was, is)| was != is)
-    }
-}
+/// Device and inode, if they can be read.
+type DirectoryId = Option<(u64, u64)>;
 
 /// Takes note of what the names mean now.
 pub(super) fn remember(paths: &[PathBuf]) {
-    let place = |path: &PathBuf| ConfinedDir { path: path.clone(), id: id_of(path) };
-    WRITTEN.get_or_init(|| paths.iter().map(place).collect());
+    WRITTEN.get_or_init(|| paths.iter().map(|path| (path.clone(), id_of(path))).collect());
 }
 
-fn id_of(path: &Path) -> Option<(u64, u64)> {
+fn id_of(path: &Path) -> DirectoryId {
     fs::metadata(path).ok().map(|metadata| (metadata.dev(), metadata.ino()))
 }
 
@@ -38,7 +27,11 @@ fn id_of(path: &Path) -> Option<(u64, u64)> {
 /// could not be read then cannot be compared.
 #[must_use]
 pub fn moved() -> Option<&'static Path> {
-    WRITTEN.get()?.iter().find(|place| place.is_another_now()).map(|place| &*place.path)
+    WRITTEN.get()?.iter().find(|(path, id)| is_another(path, *id)).map(|(path, _)| &**path)
+}
+
+fn is_another(path: &Path, was: DirectoryId) -> bool {
+    was.zip(id_of(path)).is_some_and(|(was, is)| was != is)
 }
 
 #[cfg(test)]
@@ -47,10 +40,10 @@ mod tests {
 
     #[test]
     fn an_unreadable_directory_does_not_count_as_another_one() {
-        let place = |id| ConfinedDir { path: "/".into(), id };
-        assert!(!place(id_of(Path::new("/"))).is_another_now());
-        assert!(place(Some((0, 0))).is_another_now());
-        assert!(!place(None).is_another_now());
-        assert!(!ConfinedDir { path: "/nowhere".into(), id: Some((0, 0)) }.is_another_now());
+        let root = Path::new("/");
+        assert!(!is_another(root, id_of(root)));
+        assert!(is_another(root, Some((0, 0))));
+        assert!(!is_another(root, None));
+        assert!(!is_another(Path::new("/nowhere"), Some((0, 0))));
     }
 }

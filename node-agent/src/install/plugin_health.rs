@@ -33,13 +33,13 @@ const FAILURE_HOLDS: Duration = Duration::from_secs(300);
 const LONGEST_ERROR: usize = 600;
 
 /// What is known; shared by those that find it out and by readiness.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct PluginHealth {
     state: Mutex<State>,
     due: Notify,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct State {
     access: Access,
     /// How often the credentials or the entry changed.
@@ -50,9 +50,10 @@ struct State {
 }
 
 /// Whether the API server serves the plugin.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 enum Access {
     /// It was not asked yet.
+    #[default]
     Unasked,
     /// It does, or does not respond: pods that start wait for it then, on every node.
     Served,
@@ -69,13 +70,6 @@ enum Access {
 struct FailedAdd {
     words: String,
     at: Instant,
-}
-
-impl Default for PluginHealth {
-    fn default() -> Self {
-        let state = State { access: Access::Unasked, changes: 0, pod: None, failed: None };
-        Self { state: Mutex::new(state), due: Notify::new() }
-    }
 }
 
 impl PluginHealth {

@@ -36,9 +36,10 @@ pub enum Reason {
 }
 
 /// The state of the agent's loop; the node's files are read separately.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum Phase {
     /// The first pass is not done.
+    #[default]
     Starting,
     /// The last pass went well.
     Installed,
@@ -81,14 +82,8 @@ impl Transitions {
 }
 
 /// The phase, shared by the loop and the servers.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct AgentState(Mutex<Phase>);
-
-impl Default for AgentState {
-    fn default() -> Self {
-        Self(Mutex::new(Phase::Starting))
-    }
-}
 
 impl AgentState {
     /// Changes it.

@@ -30,12 +30,12 @@ const PAUSE: Duration = Duration::from_millis(10);
 pub(super) fn read(folder: &Path) -> io::Result<Files> {
     for _ in 0..ATTEMPTS {
         let directory = current(folder);
-        let before = Version::of(&directory);
+        let before = version(&directory);
         let read = before.as_ref().map_or_else(
             |error| Err(io::Error::new(error.kind(), error.to_string())),
-            |version| texts(&directory, &version.names()),
+            |version| texts(&directory, version),
         );
-        let is_same = match (&before, Version::of(&directory)) {
+        let is_same = match (&before, version(&directory)) {
             (Ok(before), Ok(after)) => *before == after,
             (Err(_), Err(_)) => true,
             (Ok(_), Err(_)) | (Err(_), Ok(_)) => false,
@@ -57,45 +57,35 @@ fn current(folder: &Path) -> PathBuf {
     }
 }
 
-/// Identifies the content of a directory without reading it.
-#[derive(PartialEq, Eq)]
-struct Version {
-    /// Names with inode, length and time of the last change.
-    files: Vec<(OsString, [i64; 4])>,
-}
+/// Identifies the content of a directory without reading it: names with inode, length and time of the last change.
+type Version = Vec<(OsString, [i64; 4])>;
 
-impl Version {
-    fn of(directory: &Path) -> io::Result<Self> {
-        let mut files = Vec::new();
-        for entry in fs::read_dir(directory)? {
-            let entry = entry?;
-            // Editors and the kubelet keep their own things under names with a dot.
-            if entry.file_name().as_encoded_bytes().starts_with(b".") {
-                continue;
-            }
-            let stat = fs::metadata(entry.path())?;
-            if !stat.is_dir() {
-                let numbers =
-                    [stat.ino().cast_signed(), stat.len().cast_signed(), stat.mtime(), stat.mtime_nsec()];
-                files.push((entry.file_name(), numbers));
-            }
+fn version(directory: &Path) -> io::Result<Version> {
+    let mut files = Vec::new();
+    for entry in fs::read_dir(directory)? {
+        let entry = entry?;
+        // Editors and the kubelet keep their own things under names with a dot.
+        if entry.file_name().as_encoded_bytes().starts_with(b".") {
+            continue;
         }
-        files.sort();
-        Ok(Self { files })
+        let stat = fs::metadata(entry.path())?;
+        if !stat.is_dir() {
+            let numbers =
+                [stat.ino().cast_signed(), stat.len().cast_signed(), stat.mtime(), stat.mtime_nsec()];
+            files.push((entry.file_name(), numbers));
+        }
     }
-
-    fn names(&self) -> Vec<&str> {
-        self.files.iter().filter_map(|(name, _)| name.to_str()).collect()
-    }
+    files.sort();
+    Ok(files)
 }
 
-fn texts(directory: &Path, names: &[&str]) -> io::Result<Files> {
-    let text = |name: &&str| {
+fn texts(directory: &Path, files: &[(OsString, [i64; 4])]) -> io::Result<Files> {
+    let text = |name: &str| {
         let read = files::read_text(&directory.join(name), LARGEST);
         let text = read.map_err(|error| io::Error::new(error.kind(), format!("{name}: {error}")))?;
-        Ok(((*name).to_owned(), text.trim_end_matches(['\n', '\r']).to_owned()))
+        Ok((name.to_owned(), text.trim_end_matches(['\n', '\r']).to_owned()))
     };
-    names.iter().map(text).collect()
+    files.iter().filter_map(|(name, _)| name.to_str()).map(text).collect()
 }
 
 #[cfg(test)]
