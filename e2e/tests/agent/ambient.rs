@@ -12,10 +12,9 @@ use cni_core::sandboxed::SandboxedRuntimes;
 use cni_core::selection::Acceptance;
 use cni_core::selection::Programming;
 use e2e::ztunnel::Obedient;
-use install_cni::ambient::annotations::AnnotationQueue;
 use install_cni::ambient::decision::Redirection;
 use install_cni::ambient::enrolment::{Enrolled, Enrolment};
-use install_cni::ambient::node::{NamedNamespaces, NodePass, ProbePath, ZtunnelLink};
+use install_cni::ambient::node::{NamedNamespaces, NodePass, NodeTools, ProbePath, ZtunnelLink};
 use install_cni::ambient::pod::{AmbientPod, AmbientRules};
 use install_cni::ambient_rules::KEEP_CONNECTIONS;
 use install_cni::settings::{AmbientDefaults, Paths};
@@ -45,14 +44,13 @@ struct Node {
 
 /// What ends when an agent is killed.
 struct Agent {
-    link: Option<ZtunnelLink>,
+    node: Option<NodeTools>,
     enrolment: Enrolment,
-    named: NamedNamespaces,
 }
 
 impl Drop for Agent {
     fn drop(&mut self) {
-        let ended = self.link.take().map(ZtunnelLink::end);
+        let ended = self.node.take().map(|node| node.ztunnel.end());
         assert!(ended.is_none_or(|ended| ended.is_ok()) || std::thread::panicking(), "the server panicked");
     }
 }
@@ -136,19 +134,24 @@ impl Node {
         let link = ZtunnelLink::serve(&self.socket(), Newcomer::AllPods, |_| {}).expect("a socket");
         // What a new agent knows before it has examined anything.
         link.begin(self.listed().into_iter().map(|pod| (pod.workload, None)).collect());
-        Agent { link: Some(link), enrolment: Enrolment::default(), named: NamedNamespaces::default() }
+        let node = NodeTools {
+            paths: self.paths(),
+            path: PROBES,
+            host: Netns::open(self.host.path()).expect("a namespace"),
+            ztunnel: link,
+            annotations: Arc::default(),
+            named: NamedNamespaces::default(),
+        };
+        Agent { node: Some(node), enrolment: Enrolment::default() }
     }
 
     fn pass(&self, agent: &mut Agent) -> Enrolled {
-        let annotations = AnnotationQueue::default();
-        let (paths, host) = (self.paths(), Netns::open(self.host.path()).expect("a namespace"));
-        let link = agent.link.as_ref().expect("it serves");
-        let (programming, named) = (Programming::new(false, false), &mut agent.named);
-        let mut effects = NodePass::new(&paths, programming, PROBES, &host, link, &annotations, named);
+        let node = agent.node.as_mut().expect("it serves");
+        let mut effects = NodePass::new(node, Programming::new(false, false));
         let enrolled =
             agent.enrolment.reconcile(self.begin.elapsed(), &self.listed(), |_| true, &mut effects);
         let mut all = self.annotations.lock().expect("not poisoned");
-        while let Some((uid, (_, annotation))) = annotations.take() {
+        while let Some((uid, (_, annotation))) = node.annotations.take() {
             match annotation {
                 Some(annotation) => drop(all.insert(uid, annotation)),
                 None => drop(all.remove(&uid)),

@@ -30,7 +30,7 @@ use super::annotations::{self, AnnotationFailure, AnnotationQueue};
 use super::enrolment::{Enrolled, Enrolment, REPLACEMENT};
 use super::inventory::{Due, Inventory, namespaces};
 use super::monitor::{self, Monitors, Opened};
-use super::node::{NamedNamespaces, NodePass, ProbePath, ZtunnelLink};
+use super::node::{NamedNamespaces, NodePass, NodeTools, ProbePath, ZtunnelLink};
 use super::pod::AmbientPod;
 use super::state::{AmbientState, ambient_rules};
 use crate::cluster::events::EventPublisher;
@@ -245,20 +245,23 @@ impl AmbientController {
             })?;
         }
         let (inventory, metrics) = (self.state.inventory.clone(), self.metrics.clone());
-        let link = ZtunnelLink::serve(socket, newcomer, move |event| observe(event, &inventory, &metrics));
-        let link = link.map_err(|error| format!("cannot serve ztunnel at {}: {error}", socket.display()))?;
+        let ztunnel = ZtunnelLink::serve(socket, newcomer, move |event| observe(event, &inventory, &metrics))
+            .map_err(|error| format!("cannot serve ztunnel at {}: {error}", socket.display()))?;
         let path = ProbePath {
             sources: self.settings.defaults.probes,
             routes_branches: self.settings.routes_branch_probes,
         };
-        Ok(Worker {
+        let node = NodeTools {
             paths: self.paths.clone(),
             path,
             host,
-            link,
+            ztunnel,
             annotations: queue.clone(),
-            enrolment: Enrolment::default(),
             named: NamedNamespaces::default(),
+        };
+        Ok(Worker {
+            node,
+            enrolment: Enrolment::default(),
             starting: BTreeMap::new(),
             has_begun: false,
             next_takeover: Some(Duration::ZERO),
@@ -396,13 +399,8 @@ struct Starting {
 
 /// What passes work with, on a thread that may block.
 struct Worker {
-    paths: Paths,
-    path: ProbePath,
-    host: Netns,
-    link: ZtunnelLink,
-    annotations: Arc<AnnotationQueue>,
+    node: NodeTools,
     enrolment: Enrolment,
-    named: NamedNamespaces,
     /// By UID.
     starting: BTreeMap<String, Starting>,
     has_begun: bool,
@@ -423,15 +421,16 @@ impl Worker {
         pass.pods.extend(self.starting.values().map(|starting| starting.pod.clone()));
         let pods = &pass.pods;
         let uids: BTreeSet<&str> = pods.iter().map(|pod| pod.workload.uid()).collect();
-        self.named.retain(|uid| uids.contains(uid));
+        self.node.named.retain(|uid| uids.contains(uid));
         if !self.has_begun {
             // ztunnel keeps what it has of these, and drops all others.
             let has_traces = |pod: &&AmbientPod| pod.is_wanted() || pod.annotation.is_some();
-            self.link.begin(pods.iter().filter(has_traces).map(|pod| (pod.workload.clone(), None)).collect());
+            let ztunnel = &self.node.ztunnel;
+            ztunnel.begin(pods.iter().filter(has_traces).map(|pod| (pod.workload.clone(), None)).collect());
             self.has_begun = true;
         }
-        let Self { paths, path, host, link, annotations, enrolment, named, next_takeover, .. } = self;
-        let mut node = NodePass::new(paths, pass.programming, *path, host, link, annotations, named);
+        let Self { node: tools, enrolment, next_takeover, .. } = self;
+        let mut node = NodePass::new(tools, pass.programming);
         let is_due = |uid: &str| pass.due.all || pass.due.uids.contains(uid);
         enrolment.reconcile(now, pods, is_due, &mut node);
         // Not before our own table lets the probes of all pods through.
@@ -440,19 +439,18 @@ impl Worker {
         }
         let mut found = node.found();
         found.retain(|uid, _| enrolment.is_enrolled(uid).is_ok());
-        monitor::open(&monitors.missing(found), &paths.netns)
+        monitor::open(&monitors.missing(found), &tools.paths.netns)
     }
 
     /// Notes pods that are being created. What cannot be is answered at once.
     fn take_adds(&mut self, pass: &mut Pass) {
-        let Self { named, starting, .. } = self;
         let mut waiting = Vec::new();
         for add in std::mem::take(&mut pass.adds) {
             let uid = add.pod.workload.uid().to_owned();
-            match named.note(&uid, &add.pod.addresses, &add.netns) {
+            match self.node.named.note(&uid, &add.pod.addresses, &add.netns) {
                 Ok(()) => {
                     let new = Starting { pod: add.pod.clone(), since: pass.now };
-                    starting.insert(uid.clone(), new);
+                    self.starting.insert(uid.clone(), new);
                     pass.due.uids.insert(uid);
                     waiting.push(add);
                 }

@@ -165,16 +165,26 @@ pub struct ProbePath {
     pub routes_branches: bool,
 }
 
+/// What passes work with.
+pub struct NodeTools {
+    /// Where processes and network namespaces are.
+    pub paths: Paths,
+    /// How probes reach pods.
+    pub path: ProbePath,
+    /// The node's network namespace.
+    pub host: Netns,
+    /// Receives pods.
+    pub ztunnel: ZtunnelLink,
+    /// Receives annotations.
+    pub annotations: Arc<AnnotationQueue>,
+    /// The namespaces of pods that were set up.
+    pub named: NamedNamespaces,
+}
+
 /// The effects of one pass over the pods. Network namespaces are open only as long as it exists: an open one outlives its pod.
 pub struct NodePass<'a> {
-    paths: &'a Paths,
+    node: &'a mut NodeTools,
     programming: Programming,
-    path: ProbePath,
-    /// The node's network namespace.
-    host: &'a Netns,
-    ztunnel: &'a ZtunnelLink,
-    annotations: &'a AnnotationQueue,
-    named: &'a mut NamedNamespaces,
     processes: Option<Arc<ProcessIndex>>,
     found: BTreeMap<String, Netns>,
     /// What was seen of pods' rules in this pass, unless they were changed since.
@@ -186,23 +196,10 @@ pub struct NodePass<'a> {
 impl<'a> NodePass<'a> {
     /// Reads nothing yet.
     #[must_use]
-    pub const fn new(
-        paths: &'a Paths,
-        programming: Programming,
-        path: ProbePath,
-        host: &'a Netns,
-        ztunnel: &'a ZtunnelLink,
-        annotations: &'a AnnotationQueue,
-        named: &'a mut NamedNamespaces,
-    ) -> Self {
+    pub const fn new(node: &'a mut NodeTools, programming: Programming) -> Self {
         Self {
-            paths,
+            node,
             programming,
-            path,
-            host,
-            ztunnel,
-            annotations,
-            named,
             processes: None,
             found: BTreeMap::new(),
             conditions: BTreeMap::new(),
@@ -221,7 +218,12 @@ impl<'a> NodePass<'a> {
     /// # Errors
     /// Why it is not removed.
     pub fn remove_istios(&self) -> Result<bool, String> {
-        in_namespace(self.host, self.programming, &AcceptedRules::default(), rules::remove_istios_of_node)?
+        in_namespace(
+            &self.node.host,
+            self.programming,
+            &AcceptedRules::default(),
+            rules::remove_istios_of_node,
+        )?
     }
 
     /// The node's processes, read once for all pods.
@@ -229,7 +231,7 @@ impl<'a> NodePass<'a> {
         if let Some(processes) = &self.processes {
             return Ok(processes.clone());
         }
-        let paths = self.paths.clone();
+        let paths = self.node.paths.clone();
         let processes =
             outside::run(move || census(&paths)).ok_or("reading the node's processes panicked")?;
         let processes = Arc::new(processes.map_err(|error| error.to_string())?);
@@ -238,7 +240,7 @@ impl<'a> NodePass<'a> {
     }
 
     fn find_by_processes(&mut self, pod: &AmbientPod) -> Result<Netns, String> {
-        let (processes, paths) = (self.processes()?, self.paths.clone());
+        let (processes, paths) = (self.processes()?, self.node.paths.clone());
         let (uid, addresses) = (pod.workload.uid().to_owned(), pod.addresses.clone());
         let found = outside::run(move || find(&uid, &addresses, &processes, &paths));
         let found = found.ok_or("the search for the pod's network namespace panicked")?;
@@ -303,7 +305,7 @@ impl<'a> NodePass<'a> {
     }
 
     fn on_node<T: Send>(&self, work: impl FnOnce() -> Result<T, String> + Send) -> Result<T, String> {
-        let done = self.host.run(work).map_err(|error| error.to_string())?;
+        let done = self.node.host.run(work).map_err(|error| error.to_string())?;
         done.map_err(|error| format!("the addresses of probes: {error}"))
     }
 }
@@ -313,13 +315,13 @@ impl Effects for NodePass<'_> {
         if let Some(netns) = self.found.get(pod.workload.uid()) {
             return Ok(NetnsInode(netns.id().inode()));
         }
-        let netns = match self.named.open(pod.workload.uid()) {
+        let netns = match self.node.named.open(pod.workload.uid()) {
             Some(netns) => netns,
             None => self.find_by_processes(pod)?,
         };
         let inode = NetnsInode(netns.id().inode());
         // The process by which it was found before may have ended.
-        if let Some(announced) = lock(&self.ztunnel.announced).get_mut(pod.workload.uid())
+        if let Some(announced) = lock(&self.node.ztunnel.announced).get_mut(pod.workload.uid())
             && announced.0 == inode
         {
             netns.path().clone_into(&mut announced.1);
@@ -359,27 +361,27 @@ impl Effects for NodePass<'_> {
     }
 
     fn ztunnel(&self, pod: &AmbientPod) -> Option<(NetnsInode, PodState)> {
-        let announced = lock(&self.ztunnel.announced);
+        let announced = lock(&self.node.ztunnel.announced);
         announced.get(pod.workload.uid()).map(|(netns, _, state)| (*netns, state.clone()))
     }
 
     fn announce(&mut self, pod: &AmbientPod, netns: NetnsInode) {
         let uid = pod.workload.uid();
         let Some(path) = self.found.get(uid).map(|netns| netns.path().to_owned()) else { return };
-        lock(&self.ztunnel.announced).insert(uid.to_owned(), (netns, path, PodState::Waiting));
-        self.ztunnel.handle.add(pod.workload.clone(), netns);
+        lock(&self.node.ztunnel.announced).insert(uid.to_owned(), (netns, path, PodState::Waiting));
+        self.node.ztunnel.handle.add(pod.workload.clone(), netns);
     }
 
     fn withdraw(&mut self, uid: &str) {
-        lock(&self.ztunnel.announced).remove(uid);
-        self.ztunnel.handle.remove(uid.to_owned());
+        lock(&self.node.ztunnel.announced).remove(uid);
+        self.node.ztunnel.handle.remove(uid.to_owned());
     }
 
     fn probes(&mut self) -> Result<BTreeSet<IpAddr>, String> {
         if let Some(probes) = &self.probes {
             return Ok(probes.clone());
         }
-        let ProbePath { sources, routes_branches } = self.path;
+        let ProbePath { sources, routes_branches } = self.node.path;
         let probes = self.on_node(|| {
             let table = NftConnection::open()
                 .and_then(|mut connection| connection.probe_addresses(sources))
@@ -400,7 +402,7 @@ impl Effects for NodePass<'_> {
 
     fn set_probes(&mut self, addresses: &BTreeSet<IpAddr>) -> Result<(), String> {
         self.probes = None;
-        let ProbePath { sources, routes_branches } = self.path;
+        let ProbePath { sources, routes_branches } = self.node.path;
         let none = BTreeSet::new();
         self.on_node(|| {
             // First the way back.
@@ -416,6 +418,6 @@ impl Effects for NodePass<'_> {
     }
 
     fn annotate(&mut self, pod: &AmbientPod, annotation: Option<Redirection>) {
-        self.annotations.add(pod, annotation);
+        self.node.annotations.add(pod, annotation);
     }
 }
