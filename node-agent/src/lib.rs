@@ -7,7 +7,7 @@
 //! - [`serve`]: probes, metrics, and what plugins ask and report.
 //!
 //! Beside them are [`settings`], [`cluster`] (the API server), [`pod_watch`] (the one watch of the node's pods), [`conflist`] (the network's configuration,
-//! pure), [`metrics`] and [`confine`] (what the agent may do); [`ambient_command`] programs one namespace by hand. [`agent`] is the loop.
+//! pure), [`metrics`], [`parts`] (what the rooms share) and [`confine`] (what the agent may do); [`ambient_command`] programs one namespace by hand. [`agent`] is the loop.
 
 pub mod agent;
 pub mod ambient;
@@ -18,6 +18,7 @@ pub mod confine;
 pub mod conflist;
 pub mod install;
 pub mod metrics;
+pub mod parts;
 pub mod pod_watch;
 pub mod pods;
 pub mod serve;

@@ -33,14 +33,15 @@ use crate::install::installer::{Installer, Pass};
 use crate::install::plugin::PluginProgram;
 use crate::install::plugin_health::AccessChecker;
 use crate::install::plugin_token::{PluginToken, TokenRenewer};
-use crate::install::ready::{AgentState, Phase};
+use crate::install::ready::Phase;
 use crate::install::reload::Reloader;
 use crate::metrics::Metrics;
+use crate::parts::AgentParts;
 use crate::pod_watch::{self, Followers};
 use crate::pods::drift::{self, NodeSummary};
 use crate::pods::heal;
 use crate::pods::held_pods::HeldPods;
-use crate::pods::repair::{self, RepairController};
+use crate::pods::repair::RepairController;
 use crate::serve::plugin_requests::PluginRequests;
 use crate::serve::plugin_socket::PluginSocket;
 use crate::serve::server::{self, AgentContext};
@@ -93,17 +94,18 @@ async fn run_with(
     let readable = start_lookup(&served);
     let mut working = start_work(&settings, &changes.drift, &served, (token.clone(), renewer.clone()));
     let (controller, adds) = ambient.unzip();
-    let requests = PluginRequests {
-        held: served.held.clone(),
-        connection: served.connection.clone(),
-        metrics: served.metrics.clone(),
-        handlers: served.handlers.clone(),
-        adds,
-    };
+    let requests = PluginRequests { parts: served.parts.clone(), held: served.held.clone(), adds };
     sockets.push(requests.serve(&settings.paths, tasks.clone())?);
     working.extend(controller.map(|controller| tasks.spawn("ambient mode", controller.run())));
     let own = settings.clone();
-    let mut agent = Agent::new(settings, served.clone(), sockets, token.clone(), changes);
+    let mut agent = Agent {
+        settings,
+        served: served.clone(),
+        sockets,
+        token: token.clone(),
+        changes,
+        memory: LoopMemory::default(),
+    };
     let end = tokio::select! {
         end = agent.work(&mut signals) => end,
         dead = tasks.death() => Err(anyhow!("{dead}; ending, so that the kubelet starts a new container")),
@@ -127,28 +129,28 @@ fn served(
     let token = Arc::new(PluginToken::new(&settings.plugin, &settings.identity));
     let installer = Installer::new(Arc::new(Real), Arc::new(PluginProgram), settings.clone());
     let (metrics, registry) = Metrics::new();
-    let installer = Arc::new(installer.with_token(token.clone()));
-    let connection = Arc::new(cluster::connection(settings));
+    let parts = AgentParts {
+        connection: Arc::new(cluster::connection(settings)),
+        installer: Arc::new(installer.with_token(token.clone())),
+        handlers: Arc::default(),
+        metrics: metrics.clone(),
+    };
     let held = Arc::<HeldPods>::default();
-    let sources = (connection.clone(), held.clone());
-    let ambient = ambient::link(settings, installer.clone(), sources, metrics.clone(), &tasks);
+    let ambient = ambient::link(settings, &parts, held.clone(), &tasks);
     let summary = NodeSummary::new(metrics.clone());
     if let Some(interval) = settings.drift.interval {
         // It is asked before the drift watch runs.
         summary.begin(interval);
     }
     let served = AgentContext {
-        events: EventPublisher::start("agent events", connection.clone(), metrics.clone(), &tasks),
+        events: EventPublisher::start("agent events", parts.connection.clone(), metrics, &tasks),
         transitions: Mutex::default(),
-        installer,
+        parts,
         plugin: Arc::default(),
-        state: Arc::new(AgentState::default()),
-        connection,
+        state: Arc::default(),
         held,
-        handlers: Arc::default(),
         ambient: ambient.as_ref().map(|(_, events)| events.state.clone()),
         summary: Arc::new(summary),
-        metrics,
         registry,
         logs,
         tasks,
@@ -157,14 +159,14 @@ fn served(
 }
 
 fn renewer(settings: &Settings, token: &Arc<PluginToken>, served: &AgentContext) -> TokenRenewer {
-    let (connection, metrics) = (served.connection.clone(), served.metrics.clone());
-    TokenRenewer::new(settings.plugin.clone(), token.clone(), connection, metrics)
+    let (connection, metrics) = (served.parts.connection.clone(), served.parts.metrics.clone());
+    TokenRenewer { account: settings.plugin.clone(), token: token.clone(), connection, metrics }
 }
 
 /// Starts the lookup of the agent's DaemonSet.
 fn start_lookup(served: &AgentContext) -> Arc<WasReadable> {
     let readable = Arc::new(WasReadable::default());
-    let (connection, shared) = (served.connection.clone(), readable.clone());
+    let (connection, shared) = (served.parts.connection.clone(), readable.clone());
     served.tasks.spawn("DaemonSet lookup", async move { own::look_at_start(&connection, &shared).await });
     readable
 }
@@ -176,30 +178,18 @@ fn start_work(
     served: &Arc<AgentContext>,
     (token, renewer): (Arc<PluginToken>, Arc<TokenRenewer>),
 ) -> Vec<AbortHandle> {
-    let AgentContext { installer, connection, plugin, metrics, summary, tasks, .. } = &**served;
-    let (handle, healer) = heal::link(settings, connection.clone(), metrics.clone(), tasks);
-    let watch = drift::DriftWatch::new(
-        settings.clone(),
-        installer.clone(),
-        connection.clone(),
-        metrics.clone(),
-        (summary.clone(), served.held.clone(), served.handlers.clone()),
-        handle,
-    );
+    let AgentContext { parts, plugin, summary, held, tasks, .. } = &**served;
+    let (handle, healer) = heal::link(settings, parts.connection.clone(), parts.metrics.clone(), tasks);
+    let known = (summary.clone(), held.clone());
+    let watch = drift::DriftWatch::new(settings.clone(), parts.clone(), known, handle);
     let taint = taint::NodeTaintManager::new(settings, drift.subscribe(), served.clone());
     let access = AccessChecker {
         health: plugin.clone(),
-        installer: installer.clone(),
+        installer: parts.installer.clone(),
         identity: settings.identity.clone(),
         token,
     };
-    let of_repair = repair::Shared {
-        connection: served.connection.clone(),
-        installer: served.installer.clone(),
-        handlers: served.handlers.clone(),
-        metrics: served.metrics.clone(),
-    };
-    let repair = RepairController::new(settings.clone(), drift.subscribe(), of_repair);
+    let repair = RepairController::new(settings.clone(), drift.subscribe(), parts.clone());
     let mut working = follow_pods(&settings.identity.node, served, repair.as_ref());
     working.extend(
         repair.map(|repair| tasks.spawn("repair controller", async move { match repair.work().await {} })),
@@ -221,7 +211,7 @@ fn follow_pods(
     repair: Option<&Arc<RepairController>>,
 ) -> Vec<AbortHandle> {
     let follow = |name, selection, followers: Followers| {
-        let connection = served.connection.clone();
+        let connection = served.parts.connection.clone();
         served
             .tasks
             .spawn(name, async move { match pod_watch::run(&connection, selection, &followers).await {} })
@@ -235,12 +225,12 @@ fn follow_pods(
     let ambient = ambient.map(|state| state.inventory.clone());
     let mut working = Vec::new();
     if here.is_some() || ambient.is_some() {
-        let (held, metrics) = (served.held.clone(), served.metrics.clone());
+        let (held, metrics) = (served.held.clone(), served.parts.metrics.clone());
         let followers = Followers { held, repair: here, ambient, metrics };
         working.push(follow("pod watch", cluster::pods::of_node(own_node), followers));
     }
     if let Some(repair) = elsewhere {
-        let (selection, metrics) = (repair.selection(), served.metrics.clone());
+        let (selection, metrics) = (repair.selection(), served.parts.metrics.clone());
         let followers = Followers { held: Arc::default(), repair: Some(repair), ambient: None, metrics };
         working.push(follow("watch of another node's pods", selection, followers));
     }
@@ -267,6 +257,14 @@ struct Agent {
     served: Arc<AgentContext>,
     /// At which plugins reach the agent.
     sockets: Vec<PluginSocket>,
+    token: Arc<PluginToken>,
+    changes: Changes,
+    memory: LoopMemory,
+}
+
+/// What the loop remembers of its passes.
+#[derive(Default)]
+struct LoopMemory {
     conflict: WriteConflict,
     backoff: Option<WriteBackoff>,
     failures: u32,
@@ -281,43 +279,15 @@ struct Agent {
     invalid: Vec<(String, String)>,
     /// When an event of each reason was sent last.
     events: BTreeMap<EventReason, Instant>,
-    token: Arc<PluginToken>,
-    changes: Changes,
 }
 
 impl Agent {
-    fn new(
-        settings: Settings,
-        served: Arc<AgentContext>,
-        sockets: Vec<PluginSocket>,
-        token: Arc<PluginToken>,
-        changes: Changes,
-    ) -> Self {
-        Self {
-            settings,
-            served,
-            sockets,
-            conflict: WriteConflict::default(),
-            backoff: None,
-            failures: 0,
-            collisions: Collisions::default(),
-            blind: None,
-            settled: None,
-            inlined_because: None,
-            obstacle: None,
-            invalid: Vec::new(),
-            events: BTreeMap::new(),
-            token,
-            changes,
-        }
-    }
-
     /// Works until a signal ends it.
     ///
     /// # Errors
     /// Why it has to end before.
     async fn work(&mut self, signals: &mut ShutdownSignals) -> anyhow::Result<()> {
-        let installer = self.served.installer.clone();
+        let installer = self.served.parts.installer.clone();
         match tokio::task::spawn_blocking(move || installer.sweep()).await {
             Ok(Ok(0)) => {}
             Ok(Ok(count)) => {
@@ -355,18 +325,18 @@ impl Agent {
     /// Starts watching, if that is possible.
     fn watch(&mut self) -> Option<FileWatch> {
         let made = FileWatch::new(self.watched());
-        self.served.metrics.polling.set(i64::from(made.is_err()));
+        self.served.parts.metrics.polling.set(i64::from(made.is_err()));
         let blind = made.as_ref().err().map(ToString::to_string);
         match &blind {
-            Some(error) if self.blind.as_ref() != Some(error) => {
+            Some(error) if self.memory.blind.as_ref() != Some(error) => {
                 log::warn!(target: SCOPE, "cannot watch the node's directories; polling every {} s: {error}", POLL.as_secs());
             }
-            None if self.blind.is_some() => {
+            None if self.memory.blind.is_some() => {
                 log::info!(target: SCOPE, "watching the node's directories again");
             }
             Some(_) | None => {}
         }
-        self.blind = blind;
+        self.memory.blind = blind;
         made.ok()
     }
 
@@ -380,7 +350,7 @@ impl Agent {
     ) -> Option<anyhow::Result<()>> {
         let next = again.map(|wait| tokio::time::Instant::now() + wait);
         loop {
-            if let Some(lost) = self.served.installer.lost_directory() {
+            if let Some(lost) = self.served.parts.installer.lost_directory() {
                 return Some(Err(anyhow!(
                     "the node's directory behind {} was recreated; exiting so that a new container mounts it",
                     lost.display()
@@ -394,14 +364,14 @@ impl Agent {
             }
             let pause = if self.relies_on_reader() { READER_TICK } else { TICK };
             let tick = tokio::time::Instant::now() + pause;
-            let reader = self.served.installer.reader();
+            let reader = &self.served.parts.installer.reader;
             tokio::select! {
                 biased;
                 () = signals.next_signal() => return Some(Ok(())),
                 change = or_never(watch.as_mut().map(FileWatch::changed)) => {
                     if !matches!(change, Ok(FileEvent::Files)) {
                         *watch = None;
-                        self.served.metrics.watch_restarts.get_or_create(&WatchLabel { watch: "files" }).inc();
+                        self.served.parts.metrics.watch_restarts.get_or_create(&WatchLabel { watch: "files" }).inc();
                     }
                     return None;
                 },
@@ -420,13 +390,16 @@ impl Agent {
 
     /// Whether the entry is beside the list alone.
     fn relies_on_reader(&self) -> bool {
-        self.settled.as_ref().is_some_and(|(file, list)| list.as_ref().is_some_and(|list| list != file))
+        self.memory
+            .settled
+            .as_ref()
+            .is_some_and(|(file, list)| list.as_ref().is_some_and(|list| list != file))
     }
 
     /// The directories to be watched, and which names in them matter.
     fn watched(&self) -> Vec<WatchedDir> {
         let paths = &self.settings.paths;
-        let binaries = self.served.installer.source_names().unwrap_or_default();
+        let binaries = self.served.parts.installer.source_names().unwrap_or_default();
         let mut watched = vec![
             WatchedDir { directory: paths.net.clone(), matters: Box::new(conflist_edits::matters) },
             WatchedDir {
@@ -465,19 +438,19 @@ impl Agent {
         self.sockets.iter_mut().for_each(PluginSocket::keep);
         self.reload().await;
         let now = Instant::now();
-        self.backoff = self.backoff.take().filter(|backoff| backoff.until > now);
-        let left = self.backoff.as_ref().map(|backoff| backoff.file.clone());
-        let installer = self.served.installer.clone();
+        self.memory.backoff = self.memory.backoff.take().filter(|backoff| backoff.until > now);
+        let left = self.memory.backoff.as_ref().map(|backoff| backoff.file.clone());
+        let installer = self.served.parts.installer.clone();
         let done = tokio::task::spawn_blocking(move || installer.pass(left.as_deref())).await;
-        self.served.metrics.passes.inc();
+        self.served.parts.metrics.passes.inc();
         match done {
             Ok(Ok(pass)) => {
-                self.failures = 0;
-                self.collisions = Collisions::default();
+                self.memory.failures = 0;
+                self.memory.collisions = Collisions::default();
                 self.settle(&pass)
             }
             Ok(Err(error)) => {
-                let wait = if error.is_collision() { self.collisions.another() } else { None };
+                let wait = if error.is_collision() { self.memory.collisions.another() } else { None };
                 Some(wait.unwrap_or_else(|| self.failed(error.reason(), error.to_string())))
             }
             Err(error) => {
@@ -487,9 +460,9 @@ impl Agent {
     }
 
     fn failed(&mut self, result: AgentReason, error: String) -> Duration {
-        self.served.metrics.installs.get_or_create(&result.into()).inc();
-        let wait = Duration::from_secs(1 << self.failures.min(6)).min(LONGEST_WAIT);
-        self.failures += 1;
+        self.served.parts.metrics.installs.get_or_create(&result.into()).inc();
+        let wait = Duration::from_secs(1 << self.memory.failures.min(6)).min(LONGEST_WAIT);
+        self.memory.failures += 1;
         log::error!(target: SCOPE, next_attempt_in_s = wait.as_secs(); "{error}");
         self.served.state.set(Phase::Failed(error));
         wait
@@ -498,10 +471,10 @@ impl Agent {
     /// Reports, counts and remembers the result of a pass.
     fn settle(&mut self, pass: &Pass) -> Option<Duration> {
         if pass.kubeconfig {
-            self.served.metrics.token_refreshes.inc();
+            self.served.parts.metrics.token_refreshes.inc();
         }
-        if pass.target.is_some() && (self.settled.is_none() || pass.has_changed()) {
-            self.served.metrics.installs.get_or_create(&AgentReason::Installed.into()).inc();
+        if pass.target.is_some() && (self.memory.settled.is_none() || pass.has_changed()) {
+            self.served.parts.metrics.installs.get_or_create(&AgentReason::Installed.into()).inc();
         }
         self.served.plugin.note_pass(pass.kubeconfig || !pass.edits.is_empty());
         self.note_invalid(&pass.invalid);
@@ -509,7 +482,7 @@ impl Agent {
         report(pass);
         if !pass.edits.is_empty() {
             // It is removed: the next one of its kind is another one.
-            self.obstacle = None;
+            self.memory.obstacle = None;
         }
         self.note_place(pass);
         // A read that failed once, the target of a link, or the folder of a list: the kernel does not report when that is over.
@@ -521,9 +494,10 @@ impl Agent {
 
     /// Reports where the entry is, if that has changed.
     fn note_place(&mut self, pass: &Pass) {
-        let was = self.settled.take();
-        self.settled = pass.target.clone().map(|target| (target, pass.list.clone())).or_else(|| was.clone());
-        let because = std::mem::replace(&mut self.inlined_because, pass.inlined_because.clone());
+        let was = self.memory.settled.take();
+        self.memory.settled =
+            pass.target.clone().map(|target| (target, pass.list.clone())).or_else(|| was.clone());
+        let because = std::mem::replace(&mut self.memory.inlined_because, pass.inlined_because.clone());
         match (was, &pass.target) {
             (Some((old, _)), Some(new)) if old == *new => {
                 if !pass.edits.is_empty() {
@@ -537,13 +511,13 @@ impl Agent {
                 let text = format!(
                     "the runtime's network configuration is {new} instead of {old}; moving the entry there"
                 );
-                self.served.metrics.obstacles.get_or_create(&ObstacleKind::Preempted.into()).inc();
+                self.served.parts.metrics.obstacles.get_or_create(&ObstacleKind::Preempted.into()).inc();
                 self.warn(EventReason::NetworkConfigPreempted, text);
                 return;
             }
             (None, _) | (Some(_), None) => {}
         }
-        if let (Some(why), Some(target)) = (&self.inlined_because, &pass.target)
+        if let (Some(why), Some(target)) = (&self.memory.inlined_because, &pass.target)
             && because.as_ref() != Some(why)
         {
             log::info!(target: SCOPE, file = target; "the entry is in the network's list: {why}");
@@ -553,7 +527,7 @@ impl Agent {
     /// Reports that the entry has left a list for the file beside it, or the reverse.
     fn note_move(&mut self, list: &str, new: &str) {
         if new == list {
-            let why = self.inlined_because.as_deref().unwrap_or_default();
+            let why = self.memory.inlined_because.as_deref().unwrap_or_default();
             let text = format!(
                 "the entry beside {list} is not read any more: the entry is in the list again, {why}"
             );
@@ -566,18 +540,19 @@ impl Agent {
     /// Another program undid our change.
     fn contest(&mut self, pass: &Pass) {
         let now = Instant::now();
-        if let (Some(wait), Some(file)) = (self.conflict.restored(now), &pass.target) {
+        if let (Some(wait), Some(file)) = (self.memory.conflict.restored(now), &pass.target) {
             let is_copy =
                 matches!(self.settings.placement, EntryPlacement::Owned { .. }) || file == OWNED_FILE;
             let who = suspect(file, &pass.neighbours, is_copy);
-            self.backoff = Some(WriteBackoff { file: file.clone(), until: now + wait, who: who.clone() });
-            self.served.metrics.conflicts.inc();
+            self.memory.backoff =
+                Some(WriteBackoff { file: file.clone(), until: now + wait, who: who.clone() });
+            self.served.parts.metrics.conflicts.inc();
             self.warn(EventReason::NetworkConfigContested, who);
         }
     }
 
     fn phase_after_pass(&self) -> Option<Duration> {
-        match &self.backoff {
+        match &self.memory.backoff {
             Some(WriteBackoff { until, who, .. }) => {
                 self.served.state.set(Phase::Fighting { who: who.clone(), until: *until });
                 Some(until.saturating_duration_since(Instant::now()))
@@ -590,23 +565,23 @@ impl Agent {
     }
 
     fn note_invalid(&mut self, invalid: &[(String, String)]) {
-        if self.invalid != invalid {
+        if self.memory.invalid != invalid {
             for (file, reason) in invalid {
                 log::warn!(target: SCOPE, file = file; "this network configuration cannot be loaded, and some runtimes load none after it: {reason}");
             }
-            self.invalid = invalid.to_vec();
+            self.memory.invalid = invalid.to_vec();
         }
     }
 
     fn note_obstacle(&mut self, obstacle: Option<&EntryObstacle>) {
         let is_preempted = matches!(obstacle, Some(EntryObstacle::Preempted { .. }));
-        self.served.metrics.preempted.set(i64::from(is_preempted));
-        if self.obstacle.as_ref() == obstacle {
+        self.served.parts.metrics.preempted.set(i64::from(is_preempted));
+        if self.memory.obstacle.as_ref() == obstacle {
             return;
         }
-        self.obstacle = obstacle.cloned();
+        self.memory.obstacle = obstacle.cloned();
         if let Some(obstacle) = obstacle {
-            self.served.metrics.obstacles.get_or_create(&obstacle.kind().into()).inc();
+            self.served.parts.metrics.obstacles.get_or_create(&obstacle.kind().into()).inc();
             if is_preempted {
                 self.warn(EventReason::NetworkConfigPreempted, obstacle.to_string());
             } else if matches!(obstacle, EntryObstacle::Uncalled(_)) {
@@ -621,11 +596,11 @@ impl Agent {
     fn warn(&mut self, reason: EventReason, text: String) {
         log::warn!(target: SCOPE, "{text}");
         let now = Instant::now();
-        if self.events.get(&reason).is_some_and(|last| now.duration_since(*last) < EVENT_PAUSE) {
+        if self.memory.events.get(&reason).is_some_and(|last| now.duration_since(*last) < EVENT_PAUSE) {
             return;
         }
-        self.events.insert(reason, now);
-        let about = self.served.connection.own_pod();
+        self.memory.events.insert(reason, now);
+        let about = self.served.parts.connection.own_pod();
         self.served.events.send(cluster::warning(about, reason, text));
     }
 }

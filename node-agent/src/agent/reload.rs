@@ -11,7 +11,7 @@ impl Agent {
     /// Reads the settings folder, if one is set.
     pub(super) async fn reload(&mut self) {
         let Some(mut reloader) = self.changes.reloader.take() else { return };
-        let installer = self.served.installer.clone();
+        let installer = self.served.parts.installer.clone();
         let read = tokio::task::spawn_blocking(move || {
             let reload = reloader.read(|settings| installer.would_accept(&settings.entry));
             (reloader, reload)
@@ -29,8 +29,8 @@ impl Agent {
         match reload {
             Reload::Unchanged => {}
             Reload::Refused(why) => {
-                self.served.metrics.settings_refused.set(1);
-                self.served.metrics.reloads.get_or_create(&AgentReason::Refused.into()).inc();
+                self.served.parts.metrics.settings_refused.set(1);
+                self.served.parts.metrics.reloads.get_or_create(&AgentReason::Refused.into()).inc();
                 self.warn(
                     EventReason::SettingsRefused,
                     format!(
@@ -39,7 +39,7 @@ impl Agent {
                 );
             }
             Reload::Taken { settings, notices } => {
-                if self.served.metrics.settings_refused.set(0) == 1 {
+                if self.served.parts.metrics.settings_refused.set(0) == 1 {
                     log::info!(target: SCOPE, "the settings in the settings folder are valid again");
                 }
                 for notice in notices {
@@ -62,9 +62,9 @@ impl Agent {
             changed.push("log levels");
         }
         if old.entry != new.entry {
-            self.served.installer.set_entry(new.entry.clone());
+            self.served.parts.installer.set_entry(new.entry.clone());
             // The next pass edits the entry, and no other writer is to blame for that.
-            self.settled = None;
+            self.memory.settled = None;
             changed.push("the plugin's entry");
         }
         if old.drift != new.drift {
@@ -74,7 +74,7 @@ impl Agent {
         if changed.is_empty() {
             return;
         }
-        self.served.metrics.reloads.get_or_create(&AgentReason::Applied.into()).inc();
+        self.served.parts.metrics.reloads.get_or_create(&AgentReason::Applied.into()).inc();
         log::info!(target: SCOPE, changed = changed.join(", "); "the settings in the settings folder have changed");
     }
 }

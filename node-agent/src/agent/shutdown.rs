@@ -43,7 +43,7 @@ pub(super) async fn shut_down(
     token: &PluginToken,
     renewer: &TokenRenewer,
 ) {
-    let (installer, connection) = (served.installer.clone(), &served.connection);
+    let (installer, connection) = (served.parts.installer.clone(), &served.parts.connection);
     let lookup = match own::look_up(connection, readable).await {
         OwnDaemonSet::Denied { .. } => {
             // In this order: the plugin's rights go some seconds after the agent's.

@@ -15,9 +15,8 @@ use tokio::time::Instant;
 
 use super::pod::{AmbientPod, AmbientRules};
 use super::state::{AmbientState, ambient_rules};
-use crate::cluster::ApiHandle;
 use crate::cluster::pods::{self, is_name};
-use crate::install::installer::Installer;
+use crate::parts::AgentParts;
 use crate::pods::held_pods::HeldPods;
 use crate::settings::{AmbientSettings, Paths};
 
@@ -45,10 +44,8 @@ pub struct AddEvents {
     pub settings: AmbientSettings,
     /// Where network namespaces are.
     pub paths: Paths,
-    /// The plugin's configuration decides as it does for the plugin.
-    pub installer: Arc<Installer>,
-    /// Pods that the watch has not brought are read here.
-    pub connection: Arc<ApiHandle>,
+    /// The plugin's configuration decides as it does for the plugin; pods that the watch has not brought are read.
+    pub parts: AgentParts,
     /// Those that it has.
     pub held: Arc<HeldPods>,
     /// What is known of namespaces.
@@ -94,14 +91,14 @@ impl AddEvents {
 
     /// The pod, and what of its namespace decides.
     async fn read(&self, event: &AddEvent) -> Result<AmbientPod, String> {
-        let (rules, _) = ambient_rules(&self.installer, &self.settings)?;
+        let (rules, _) = ambient_rules(&self.parts.installer, &self.settings)?;
         let known = self.namespace_labels(&event.pod_namespace);
         let wanted_as_known = |pod: &Value| wanted(pod, known.as_ref()?, &rules).ok();
         if let Some(pod) = self.held(event).as_ref().and_then(wanted_as_known) {
             return Ok(pod);
         }
         // The watches may be behind what the plugin has read.
-        let cluster = self.connection.get().map_err(|error| error.to_string())?;
+        let cluster = self.parts.connection.get().map_err(|error| error.to_string())?;
         let pod = pods::get(&cluster, &event.pod_namespace, &event.pod_name).await;
         let pod = pod.map_err(|error| format!("the pod cannot be read: {error}"))?;
         let pod = pod.ok_or("the API server does not have the pod (any more)")?;

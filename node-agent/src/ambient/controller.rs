@@ -34,11 +34,11 @@ use super::node::{NamedNamespaces, NodePass, NodeTools, ProbePath, ZtunnelLink};
 use super::pod::AmbientPod;
 use super::state::{AmbientState, ambient_rules};
 use crate::cluster::events::EventPublisher;
-use crate::cluster::{ApiHandle, EventMessage, pod_reference};
+use crate::cluster::{EventMessage, pod_reference};
 use crate::confine::outside;
 use crate::install::file_watch::{FileEvent, FileWatch, WatchedDir};
-use crate::install::installer::Installer;
 use crate::metrics::{CodeLabel, EnrolmentLabel, Metrics};
+use crate::parts::AgentParts;
 use crate::pods::held_pods::HeldPods;
 use crate::settings::{AmbientSettings, Paths, Settings};
 
@@ -60,9 +60,7 @@ pub struct AmbientController {
     settings: AmbientSettings,
     paths: Paths,
     node: String,
-    installer: Arc<Installer>,
-    connection: Arc<ApiHandle>,
-    metrics: Arc<Metrics>,
+    parts: AgentParts,
     events: EventPublisher,
     state: Arc<AmbientState>,
     adds: mpsc::Receiver<AddRequest>,
@@ -83,13 +81,12 @@ struct Report {
 #[must_use]
 pub fn link(
     settings: &Settings,
-    installer: Arc<Installer>,
-    (connection, held): (Arc<ApiHandle>, Arc<HeldPods>),
-    metrics: Arc<Metrics>,
+    parts: &AgentParts,
+    held: Arc<HeldPods>,
     tasks: &Supervisor,
 ) -> Option<(AmbientController, AddEvents)> {
     let ambient = settings.ambient.clone()?;
-    let state = Arc::new(AmbientState::default());
+    let (state, AgentParts { connection, metrics, .. }) = (Arc::new(AmbientState::default()), parts);
     start_at_zero(&metrics.ambient_pods, ["enrolled", "pending"].map(|state| EnrolmentLabel { state }));
     start_at_zero(&metrics.annotations, [AgentReason::Done, AgentReason::Gone, AgentReason::Failed]);
     start_at_zero(&metrics.plugin_requests, [200, 500].map(|response_code| CodeLabel { response_code }));
@@ -97,8 +94,7 @@ pub fn link(
     let events = AddEvents {
         settings: ambient.clone(),
         paths: settings.paths.clone(),
-        installer: installer.clone(),
-        connection: connection.clone(),
+        parts: parts.clone(),
         held,
         state: state.clone(),
         adds: sender,
@@ -107,10 +103,8 @@ pub fn link(
         settings: ambient,
         paths: settings.paths.clone(),
         node: settings.identity.node.clone(),
-        installer,
-        connection: connection.clone(),
-        events: EventPublisher::start("events of ambient mode", connection, metrics.clone(), tasks),
-        metrics,
+        events: EventPublisher::start("events of ambient mode", connection.clone(), metrics.clone(), tasks),
+        parts: parts.clone(),
         state,
         adds,
         reports: BTreeMap::new(),
@@ -130,10 +124,11 @@ impl AmbientController {
             return Unneeded;
         }
         let watched = namespaces(self.settings.has_usual_selectors);
-        let (connection, inventory) = (self.connection.clone(), self.state.inventory.clone());
+        let (connection, inventory) = (self.parts.connection.clone(), self.state.inventory.clone());
         let queue = Arc::new(AnnotationQueue::default());
         let (failures, failed) = mpsc::unbounded_channel();
-        let written = annotations::write(queue.clone(), connection.clone(), self.metrics.clone(), failures);
+        let written =
+            annotations::write(queue.clone(), connection.clone(), self.parts.metrics.clone(), failures);
         let namespace_replica = inventory.namespace_replica();
         tokio::select! {
             never = resync::run(&connection, &watched, &namespace_replica) => match never {},
@@ -175,7 +170,7 @@ impl AmbientController {
                 adds.push(add);
             }
             let now = Instant::now();
-            let (rules, programming) = match ambient_rules(&self.installer, &self.settings) {
+            let (rules, programming) = match ambient_rules(&self.parts.installer, &self.settings) {
                 Ok(read) => read,
                 Err(why) => {
                     for add in adds.drain(..).chain(self.waiting.drain(..)) {
@@ -244,7 +239,7 @@ impl AmbientController {
                 format!("{}: {error}; mount the node's directory for ztunnel there", folder.display())
             })?;
         }
-        let (inventory, metrics) = (self.state.inventory.clone(), self.metrics.clone());
+        let (inventory, metrics) = (self.state.inventory.clone(), self.parts.metrics.clone());
         let ztunnel = ZtunnelLink::serve(socket, newcomer, move |event| observe(event, &inventory, &metrics))
             .map_err(|error| format!("cannot serve ztunnel at {}: {error}", socket.display()))?;
         let path = ProbePath {
@@ -309,11 +304,11 @@ impl AmbientController {
         let enrolled = worker.enrolment.enrolled();
         let pending = enrolled.wanted.saturating_sub(enrolled.enrolled);
         for (state, count) in [("enrolled", enrolled.enrolled), ("pending", pending)] {
-            self.metrics.ambient_pods.get_or_create(&EnrolmentLabel { state }).set(gauged(count));
+            self.parts.metrics.ambient_pods.get_or_create(&EnrolmentLabel { state }).set(gauged(count));
         }
         let limits =
             |pod: &&AmbientPod| pod.wanted.as_ref().is_ok_and(|redirect| !redirect.captures_everything());
-        self.metrics.ambient_limited.set(gauged(done.pods.iter().filter(limits).count()));
+        self.parts.metrics.ambient_limited.set(gauged(done.pods.iter().filter(limits).count()));
         let names = done.pods.into_iter().map(|pod| (pod.workload.uid().to_owned(), pod.name)).collect();
         self.report(now, &enrolled, &names);
         self.state.examined(enrolled, names);

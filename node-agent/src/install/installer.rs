@@ -49,10 +49,10 @@ pub struct Installer {
     compared: Mutex<BTreeMap<PathBuf, (Stat, Stat)>>,
     /// What the installed plugin was asked last and answered with yes.
     asked: Mutex<Option<Asked>>,
-    /// When a runtime called the plugin.
-    calls: Arc<SeenCalls>,
-    /// Which process reads the entry beside the list.
-    reader: Arc<DropInReader>,
+    /// When a runtime called the plugin; receives calls.
+    pub calls: Arc<SeenCalls>,
+    /// Which process reads the entry beside the list; receives calls by that.
+    pub reader: Arc<DropInReader>,
     /// Whether the runtime may not have read our files in folders of lists, whose changes it does not see.
     owes_nudge: AtomicBool,
     /// Whether the names in the node's directories are known to outlast a power failure.
@@ -176,18 +176,6 @@ impl Installer {
     #[must_use]
     pub fn with_token(self, token: Arc<PluginToken>) -> Self {
         Self { token, ..self }
-    }
-
-    /// Receives calls of the plugin.
-    #[must_use]
-    pub fn calls(&self) -> Arc<SeenCalls> {
-        self.calls.clone()
-    }
-
-    /// Receives calls of the plugin by the entry beside the list.
-    #[must_use]
-    pub fn reader(&self) -> Arc<DropInReader> {
-        self.reader.clone()
     }
 
     pub(crate) fn disk(&self) -> &dyn Disk {

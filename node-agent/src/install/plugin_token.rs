@@ -32,8 +32,8 @@ const REFUSED_RETRY: Duration = Duration::from_secs(60);
 /// The pauses before each time that the API server is asked, at the agent's end, whether it takes the plugin's token.
 const WORKS_PAUSES: [Duration; 2] = [Duration::ZERO, Duration::from_secs(1)];
 
-/// Which token the plugin gets. Shared by its renewer and the installer.
-#[derive(Debug)]
+/// Which token the plugin gets; by default the agent's. Shared by its renewer and the installer.
+#[derive(Debug, Default)]
 pub struct PluginToken {
     /// `system:serviceaccount:NAMESPACE:NAME`; none where the plugin uses the agent's token.
     subject: Option<String>,
@@ -48,9 +48,10 @@ pub struct PluginToken {
     rejected: Notify,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 enum TokenSource {
     /// The API server has not responded yet: the token that an earlier agent wrote is as good as any.
+    #[default]
     Unknown,
     /// None will be requested: the node's clock decides whether the written one has time left.
     Unasked,
@@ -124,20 +125,6 @@ fn claims(token: &str) -> Option<Claims> {
 fn is_over(token: &str, at: SystemTime) -> bool {
     let at = at.duration_since(UNIX_EPOCH).unwrap_or_default();
     claims(token).is_some_and(|claims| Duration::from_secs(claims.exp) <= at)
-}
-
-impl Default for PluginToken {
-    /// The agent's own is used.
-    fn default() -> Self {
-        Self {
-            subject: None,
-            reads_namespaces: false,
-            source: Mutex::new(TokenSource::Unknown),
-            inherited: Mutex::default(),
-            choices: watch::Sender::new(0),
-            rejected: Notify::new(),
-        }
-    }
 }
 
 impl PluginToken {
@@ -272,24 +259,13 @@ impl PluginToken {
 /// Renews the plugin's token.
 #[derive(Debug)]
 pub struct TokenRenewer {
-    account: PluginAccount,
-    token: Arc<PluginToken>,
-    connection: Arc<ApiHandle>,
-    metrics: Arc<Metrics>,
+    pub(crate) account: PluginAccount,
+    pub(crate) token: Arc<PluginToken>,
+    pub(crate) connection: Arc<ApiHandle>,
+    pub(crate) metrics: Arc<Metrics>,
 }
 
 impl TokenRenewer {
-    /// Nothing is asked yet.
-    #[must_use]
-    pub const fn new(
-        account: PluginAccount,
-        token: Arc<PluginToken>,
-        connection: Arc<ApiHandle>,
-        metrics: Arc<Metrics>,
-    ) -> Self {
-        Self { account, token, connection, metrics }
-    }
-
     /// Keeps the token fresh for as long as the agent lives.
     pub async fn run(&self) -> Unneeded {
         if self.token.subject.is_none() {

@@ -21,11 +21,12 @@ use redirect_core::pod::SkipReason;
 use serde_json::Value;
 
 use crate::cluster::events::EventPublisher;
-use crate::cluster::{ApiHandle, EventMessage, pod_reference};
+use crate::cluster::{EventMessage, pod_reference};
 use crate::install::drop_in_reader::DropInReader;
 use crate::install::plugin_health::PluginHealth;
 use crate::install::seen_calls::SeenCalls;
 use crate::metrics::{AddLabels, Metrics, SourceLabel};
+use crate::parts::AgentParts;
 use crate::serve::plugin_socket::PluginSocket;
 
 /// The largest body.
@@ -221,13 +222,12 @@ fn event_about_sandboxed(entry: &LogEntry) -> Option<EventMessage> {
 /// When directory or socket cannot be made.
 pub fn start(
     run: &Path,
-    metrics: Arc<Metrics>,
+    AgentParts { connection, installer, metrics, .. }: &AgentParts,
+    plugin: Arc<PluginHealth>,
     logs: Option<logging::LogHandle>,
-    connection: Arc<ApiHandle>,
-    known: LearntCalls,
     tasks: Supervisor,
 ) -> anyhow::Result<PluginSocket> {
-    let events = EventPublisher::start("events of plugins", connection, metrics.clone(), &tasks);
+    let events = EventPublisher::start("events of plugins", connection.clone(), metrics.clone(), &tasks);
     let emit = move |entry: &LogEntry| {
         if let Some(logs) = &logs {
             logs.emit(entry);
@@ -236,9 +236,10 @@ pub fn start(
             events.send(event);
         }
     };
-    let receiver = Arc::new(Receiver::new(metrics.clone(), known, Box::new(emit)));
+    let learnt = (installer.calls.clone(), installer.reader.clone(), plugin);
+    let receiver = Arc::new(Receiver::new(metrics.clone(), learnt, Box::new(emit)));
     let answer = handler(&receiver, Receiver::answer);
-    PluginSocket::start("log socket", (run, logging::SOCKET_NAME), metrics, tasks, answer)
+    PluginSocket::start("log socket", (run, logging::SOCKET_NAME), metrics.clone(), tasks, answer)
 }
 
 #[cfg(test)]

@@ -16,10 +16,10 @@ use serde_json::{Map, Value};
 use tokio::time::Instant;
 
 use crate::ambient::add_event::AddEvents;
-use crate::cluster::ApiHandle;
 use crate::cluster::pods::{self, is_name};
-use crate::cluster::runtime_classes::{ReadHandler, RuntimeHandlers};
-use crate::metrics::{CodeLabel, Metrics};
+use crate::cluster::runtime_classes::ReadHandler;
+use crate::metrics::CodeLabel;
+use crate::parts::AgentParts;
 use crate::pods::held_pods::{HeldPods, kept_part};
 use crate::serve::plugin_socket::PluginSocket;
 use crate::settings::Paths;
@@ -35,14 +35,10 @@ const CLASS_PATIENCE: Duration = Duration::from_millis(200);
 
 /// What plugins are answered with.
 pub struct PluginRequests {
+    /// Other pods are read with these, and requests to enrol a pod are counted.
+    pub parts: AgentParts,
     /// The node's pods.
     pub held: Arc<HeldPods>,
-    /// Other pods are read here.
-    pub connection: Arc<ApiHandle>,
-    /// What their runtime classes are.
-    pub handlers: Arc<RuntimeHandlers>,
-    /// Requests to enrol a pod are counted.
-    pub metrics: Arc<Metrics>,
     /// Enrols pods, if ambient mode is on.
     pub adds: Option<AddEvents>,
 }
@@ -53,7 +49,7 @@ impl PluginRequests {
     /// # Errors
     /// The socket cannot be made.
     pub fn serve(self, paths: &Paths, tasks: Supervisor) -> anyhow::Result<PluginSocket> {
-        let (metrics, answer) = (self.metrics.clone(), handler(&Arc::new(self), Self::answer));
+        let (metrics, answer) = (self.parts.metrics.clone(), handler(&Arc::new(self), Self::answer));
         PluginSocket::start("plugin event socket", (&paths.run, SOCKET_NAME), metrics, tasks, answer)
     }
 
@@ -78,7 +74,11 @@ impl PluginRequests {
             Err((status, why)) => (status, format!("{why}\n")),
         };
         if adds.is_some() {
-            self.metrics.plugin_requests.get_or_create(&CodeLabel { response_code: status.as_u16() }).inc();
+            self.parts
+                .metrics
+                .plugin_requests
+                .get_or_create(&CodeLabel { response_code: status.as_u16() })
+                .inc();
         }
         serve::text(status, text)
     }
@@ -110,12 +110,12 @@ impl PluginRequests {
 
     /// The handler of a runtime class; one that was read long ago is better than none while the API server does not answer.
     async fn handler(&self, class: &str) -> Option<String> {
-        let known = self.handlers.known(class);
+        let known = self.parts.handlers.known(class);
         let is_current = |known: &&ReadHandler| known.handler.is_some() && known.is_believed(Instant::now());
         if let Some(known) = known.as_ref().filter(is_current) {
             return known.handler.clone();
         }
-        let read = async { self.handlers.read(&self.connection.get().ok()?, class).await.ok() };
+        let read = async { self.parts.handlers.read(&self.parts.connection.get().ok()?, class).await.ok() };
         let read = tokio::time::timeout(CLASS_PATIENCE, read).await.ok().flatten();
         read.unwrap_or_else(|| known?.handler)
     }
@@ -133,7 +133,7 @@ impl PluginRequests {
     }
 
     async fn read(&self, wanted: &PodRequest) -> Result<Value, String> {
-        let cluster = self.connection.get().map_err(|error| error.to_string())?;
+        let cluster = self.parts.connection.get().map_err(|error| error.to_string())?;
         let pod = pods::get(&cluster, &wanted.namespace, &wanted.name).await;
         let pod = pod.map_err(|error| error.to_string())?.ok_or("the API server does not have the pod")?;
         match pod.pointer("/metadata/uid").and_then(Value::as_str) {

@@ -16,12 +16,10 @@ use reasons::EventReason;
 
 use crate::ambient::state::AmbientState;
 use crate::cluster::events::EventPublisher;
-use crate::cluster::runtime_classes::RuntimeHandlers;
-use crate::cluster::{ApiHandle, EventMessage, warning};
-use crate::install::installer::Installer;
+use crate::cluster::{EventMessage, warning};
 use crate::install::plugin_health::PluginHealth;
 use crate::install::ready::{AgentState, Phase, Reason, Transitions};
-use crate::metrics::Metrics;
+use crate::parts::AgentParts;
 use crate::pods::drift::NodeSummary;
 use crate::pods::held_pods::HeldPods;
 use crate::serve::log_socket;
@@ -34,24 +32,18 @@ const LARGEST_CONTROL: usize = 4096;
 
 /// What the servers show.
 pub struct AgentContext {
-    /// The node's files.
-    pub installer: Arc<Installer>,
+    /// What others work with as well.
+    pub parts: AgentParts,
     /// The loop's phase.
     pub state: Arc<AgentState>,
-    /// The API server.
-    pub connection: Arc<ApiHandle>,
     /// What the next ADD would meet.
     pub plugin: Arc<PluginHealth>,
-    /// What is counted.
-    pub metrics: Arc<Metrics>,
     /// What is scraped.
     pub registry: Registry,
     /// The state of the node's pods.
     pub summary: Arc<NodeSummary>,
     /// The node's pods, where a part of the agent follows them.
     pub held: Arc<HeldPods>,
-    /// What the runtime classes of pods are.
-    pub handlers: Arc<RuntimeHandlers>,
     /// The node's pods in ambient mode, if it is on.
     pub ambient: Option<Arc<AmbientState>>,
     /// Sends events about the agent's own pod.
@@ -82,7 +74,7 @@ impl AgentContext {
     }
 
     fn event_about(&self, verdict: &Result<(), String>) -> EventMessage {
-        let about = self.connection.own_pod();
+        let about = self.parts.connection.own_pod();
         match verdict {
             Ok(()) => {
                 let message = "ready again: pods of the mesh that start here are redirected".to_owned();
@@ -96,10 +88,10 @@ impl AgentContext {
         if let Some(dead) = self.tasks.dead() {
             return Err(dead.to_string());
         }
-        let installer = self.installer.clone();
+        let installer = self.parts.installer.clone();
         let files = tokio::task::spawn_blocking(move || installer.check()).await;
         let files = files.unwrap_or_else(|error| Err(Reason::Failed(format!("the check panicked: {error}"))));
-        self.state.verdict(files, self.connection.problem())?;
+        self.state.verdict(files, self.parts.connection.problem())?;
         self.plugin.verdict(Instant::now())?;
         self.ambient.as_ref().map_or(Ok(()), |ambient| ambient.verdict())
     }
@@ -122,8 +114,8 @@ impl AgentContext {
 
     fn count_held(&self) {
         let age = self.held.watch().silence().and_then(|silence| i64::try_from(silence.as_secs()).ok());
-        self.metrics.held_pods.set(gauged(self.held.count()));
-        self.metrics.held_pods_age.set(age.unwrap_or(-1));
+        self.parts.metrics.held_pods.set(gauged(self.held.count()));
+        self.parts.metrics.held_pods_age.set(age.unwrap_or(-1));
     }
 
     /// Port 8000.
@@ -150,7 +142,7 @@ impl AgentContext {
             (&Method::GET | &Method::HEAD, "/metrics") => {
                 self.summary.count(Instant::now());
                 self.count_held();
-                self.metrics.ready.set(i64::from(self.verdict().await.is_ok()));
+                self.parts.metrics.ready.set(i64::from(self.verdict().await.is_ok()));
                 serve::metrics(&self.registry, request.headers())
             }
             (_, "/metrics") => only("GET"),
@@ -202,15 +194,8 @@ pub async fn start(settings: &Settings, served: &Arc<AgentContext>) -> anyhow::R
         let answer = handler(served, AgentContext::control);
         serve::start_optional(tasks, "run-time control", (Some(address), port), answer).await;
     }
-    let (metrics, logs) = (served.metrics.clone(), served.logs.clone());
-    let log_server = log_socket::start(
-        &settings.paths.run,
-        metrics,
-        logs,
-        served.connection.clone(),
-        (served.installer.calls(), served.installer.reader(), served.plugin.clone()),
-        tasks.clone(),
-    )?;
+    let (plugin, logs) = (served.plugin.clone(), served.logs.clone());
+    let log_server = log_socket::start(&settings.paths.run, &served.parts, plugin, logs, tasks.clone())?;
     let started =
         serve::start(tasks, "health server", settings.serve.health, handler(served, AgentContext::health));
     started.await.with_context(|| format!("cannot serve health on port {}", settings.serve.health.1))?;
@@ -234,7 +219,9 @@ fn levels(logs: &logging::LogHandle) -> String {
 mod tests {
     use super::*;
     use crate::install::disk::Real;
+    use crate::install::installer::Installer;
     use crate::install::plugin::PluginProgram;
+    use crate::metrics::Metrics;
     use crate::settings::Settings;
     use std::io::{Read as _, Write as _};
     use std::net::{Ipv4Addr, SocketAddr};
@@ -259,15 +246,17 @@ mod tests {
         Arc::new(AgentContext {
             events: EventPublisher::start("agent events", connection.clone(), metrics.clone(), tasks),
             transitions: Mutex::default(),
-            connection,
-            installer: Arc::new(Installer::new(Arc::new(Real), Arc::new(PluginProgram), settings)),
             plugin: Arc::default(),
             state: Arc::default(),
             summary: Arc::new(NodeSummary::new(metrics.clone())),
-            metrics,
+            parts: AgentParts {
+                connection,
+                installer: Arc::new(Installer::new(Arc::new(Real), Arc::new(PluginProgram), settings)),
+                handlers: Arc::default(),
+                metrics,
+            },
             registry,
             held: Arc::default(),
-            handlers: Arc::default(),
             ambient: None,
             logs: None,
             tasks: tasks.clone(),

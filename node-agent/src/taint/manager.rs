@@ -15,7 +15,6 @@ use tokio::sync::watch::Receiver;
 use super::health::{FlapDamper, NodeHealth, TaintBackoff, TaintPermission};
 use super::probe::{ProbeError, probe};
 use crate::cluster::{ApiHandle, Cluster, EventMessage};
-use crate::metrics::Metrics;
 use crate::pods::check::ExpectedRules;
 use crate::serve::server::AgentContext;
 use crate::settings::{DriftSettings, Settings};
@@ -39,7 +38,6 @@ pub struct NodeTaintManager {
     /// The container runtime's environment is part of it, and may change while the agent runs.
     drift: Receiver<DriftSettings>,
     served: Arc<AgentContext>,
-    metrics: Arc<Metrics>,
     damper: FlapDamper,
     probed: Option<ProbeResult>,
     /// The verdict, and what it meant, when the node's object was last as it should be.
@@ -72,7 +70,6 @@ impl NodeTaintManager {
             drift,
             damper: FlapDamper::new(settings.taint.marking.after),
             settings: settings.clone(),
-            metrics: served.metrics.clone(),
             served,
             probed: None,
             settled: None,
@@ -94,7 +91,7 @@ impl NodeTaintManager {
             log::warn!(target: SCOPE, "not keeping the node's taint and condition: set NODE_NAME");
             return Unneeded;
         }
-        self.metrics.start_taint();
+        self.served.parts.metrics.start_taint();
         log::info!(target: SCOPE, taint = taint.marking.taint.to_string(), keeps_taint = taint.keeps_taint, condition = taint.marking.condition_type.as_str(); "keeping the node's condition");
         loop {
             let pause = self.check().await;
@@ -107,7 +104,7 @@ impl NodeTaintManager {
         let health = self.health().await;
         let now = Instant::now();
         let decision = self.damper.decide(&health, now);
-        self.metrics.node_verified.set(i64::from(health == NodeHealth::Verified));
+        self.served.parts.metrics.node_verified.set(i64::from(health == NodeHealth::Verified));
         let pause = if health == NodeHealth::Verified { CHECK_FIT } else { CHECK_UNFIT };
         let is_settled = self.settled.as_ref().is_some_and(|(last, meant, at)| {
             health.is_like(last) && *meant == decision && now.duration_since(*at) < REREAD
@@ -138,7 +135,7 @@ impl NodeTaintManager {
             return NodeHealth::Verified;
         }
         let (installer, environment) =
-            (self.served.installer.clone(), self.drift.borrow().environment.clone());
+            (self.served.parts.installer.clone(), self.drift.borrow().environment.clone());
         let rules = tokio::task::spawn_blocking(move || {
             installer.plugin_conf().map(|conf| ExpectedRules::of(&conf, &environment))
         });
@@ -165,7 +162,7 @@ impl NodeTaintManager {
                 (AgentReason::Failed, NodeHealth::ProbeFailed(error.to_string()))
             }
         };
-        self.metrics.node_probes.get_or_create(&result.into()).inc();
+        self.served.parts.metrics.node_probes.get_or_create(&result.into()).inc();
         health
     }
 
@@ -175,7 +172,7 @@ impl NodeTaintManager {
         health: &NodeHealth,
         decision: Option<RequestedTaint>,
     ) -> Result<(), ChangeError> {
-        let cluster = self.served.connection.get()?;
+        let cluster = self.served.parts.connection.get()?;
         let node = cluster.node(&self.settings.identity.node).await?;
         let reported = self.report_condition(&cluster, &node, health, decision).await;
         if !self.settings.taint.keeps_taint {
@@ -319,7 +316,12 @@ impl NodeTaintManager {
 
     fn count<T>(&self, requested: Option<RequestedTaint>, done: &Result<T, ChangeError>) {
         let result = done.as_ref().err().map_or(AgentReason::Done, ChangeError::reason);
-        self.metrics.node_taint_changes.get_or_create(&ChangeLabels::of(requested, result)).inc();
+        self.served
+            .parts
+            .metrics
+            .node_taint_changes
+            .get_or_create(&ChangeLabels::of(requested, result))
+            .inc();
     }
 
     async fn report(&self, node: &Node, reason: EventReason, message: String) {
@@ -328,6 +330,6 @@ impl NodeTaintManager {
             if is_good { (log::Level::Info, "Normal") } else { (log::Level::Warn, "Warning") };
         log::log!(target: SCOPE, level, "{message}");
         let event = EventMessage { about: node_reference(node), component: COMPONENT, kind, reason, message };
-        let _ = self.served.connection.publish(&self.metrics.events, event).await;
+        let _ = self.served.parts.connection.publish(&self.served.parts.metrics.events, event).await;
     }
 }

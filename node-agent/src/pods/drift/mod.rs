@@ -29,10 +29,8 @@ use tokio::sync::watch::Receiver;
 use tokio::task::JoinError;
 
 use crate::cluster::pods::{self, NodePods};
-use crate::cluster::runtime_classes::RuntimeHandlers;
-use crate::cluster::{ApiHandle, Cluster, warning};
-use crate::install::installer::Installer;
-use crate::metrics::Metrics;
+use crate::cluster::{Cluster, warning};
+use crate::parts::AgentParts;
 use crate::pods::check::{
     Basis, Comparison, ExpectedRules, LONGEST_CHECK, MeshPod, NodeNamespaces, PodProblem, check, require,
 };
@@ -124,9 +122,7 @@ type Found = Result<(MountedNetns, Comparison, Basis, Option<Vec<String>>), PodP
 /// The drift watch.
 pub struct DriftWatch {
     settings: Settings,
-    installer: Arc<Installer>,
-    connection: Arc<ApiHandle>,
-    metrics: Arc<Metrics>,
+    parts: AgentParts,
     summary: Arc<NodeSummary>,
     /// The node's pods, where another part of the agent follows them.
     held: Arc<HeldPods>,
@@ -138,8 +134,6 @@ pub struct DriftWatch {
     fingerprints: Fingerprints,
     /// Receives every pod, and heals it.
     healer: HealHandle,
-    /// Handlers of the pods' runtime classes.
-    handlers: Arc<RuntimeHandlers>,
     /// Pods whose runtime was reported to be sandboxed.
     sandboxed: BTreeSet<String>,
     /// Why the last round could not be made.
@@ -154,17 +148,13 @@ impl DriftWatch {
     #[must_use]
     pub fn new(
         settings: Settings,
-        installer: Arc<Installer>,
-        connection: Arc<ApiHandle>,
-        metrics: Arc<Metrics>,
-        (summary, held, handlers): (Arc<NodeSummary>, Arc<HeldPods>, Arc<RuntimeHandlers>),
+        parts: AgentParts,
+        (summary, held): (Arc<NodeSummary>, Arc<HeldPods>),
         healer: HealHandle,
     ) -> Self {
         Self {
             settings,
-            installer,
-            connection,
-            metrics,
+            parts,
             summary,
             held,
             pods: NodePods::default(),
@@ -173,7 +163,6 @@ impl DriftWatch {
             states: PodStates::default(),
             fingerprints: Fingerprints::default(),
             healer,
-            handlers,
             sandboxed: BTreeSet::new(),
             blind: None,
             mute: false,
@@ -267,7 +256,7 @@ impl DriftWatch {
 
     fn conclude(&mut self, done: &Result<(), RoundError>) {
         let result = done.as_ref().map_or_else(RoundError::reason, |()| AgentReason::Complete);
-        self.metrics.drift_rounds.get_or_create(&result.into()).inc();
+        self.parts.metrics.drift_rounds.get_or_create(&result.into()).inc();
         let blind = done.as_ref().err().map(RoundError::reason);
         match done {
             Err(blind) if self.blind != Some(blind.reason()) => {
@@ -348,8 +337,8 @@ impl DriftWatch {
         if self.settings.identity.node.is_empty() {
             return Err(RoundError::NoNode);
         }
-        let cluster = self.connection.get().map_err(ReadError::from)?;
-        let conf = Arc::new(self.installer.plugin_conf().map_err(RoundError::Entry)?);
+        let cluster = self.parts.connection.get().map_err(ReadError::from)?;
+        let conf = Arc::new(self.parts.installer.plugin_conf().map_err(RoundError::Entry)?);
         let rules = Arc::new(ExpectedRules::of(&conf, &self.settings.drift.environment));
         let of_node = conf.clone();
         if self.conf != Some(conf.clone()) {
@@ -364,7 +353,7 @@ impl DriftWatch {
         self.forget_others(&pods).await;
         let wanted = Arc::new(pods.iter().flat_map(|pod| pod.addresses.iter().copied()).collect());
         let classes = pods.iter().filter_map(|pod| pod.runtime_class.as_deref());
-        let sandboxed = self.handlers.sandboxed(&cluster, &conf.sandboxed, classes).await;
+        let sandboxed = self.parts.handlers.sandboxed(&cluster, &conf.sandboxed, classes).await;
         let sandboxed = sandboxed.map_err(ReadError::from)?;
         Ok((cluster, RoundContext { conf, rules, wanted, sandboxed }, pods))
     }
@@ -421,7 +410,7 @@ impl DriftWatch {
             Err(error) => return unknown(panicked(&error)),
         };
         if basis == Basis::Fingerprint {
-            self.metrics.drift_unread.inc();
+            self.parts.metrics.drift_unread.inc();
         }
         if let Some(accepted) = accepted {
             self.note_accepted(pod, &accepted);
@@ -557,7 +546,7 @@ impl DriftWatch {
 
     async fn publish(&mut self, pod: &MeshPod, reason: EventReason, message: String) {
         let event = warning(pod.reference(), reason, message);
-        match self.connection.publish(&self.metrics.events, event).await {
+        match self.parts.connection.publish(&self.parts.metrics.events, event).await {
             Ok(()) => self.mute = false,
             Err(error) if !self.mute => {
                 log::warn!(target: SCOPE, pod = pod.name.to_string(); "cannot send an event, which needs the verb create on events: {error}");
@@ -568,11 +557,11 @@ impl DriftWatch {
     }
 
     fn count(&self, result: impl Explained) {
-        self.metrics.drift_checks.get_or_create(&result.into()).inc();
+        self.parts.metrics.drift_checks.get_or_create(&result.into()).inc();
     }
 
     fn show(&self) {
-        self.metrics.drifted.set(gauged(self.tracker.drifted()));
+        self.parts.metrics.drifted.set(gauged(self.tracker.drifted()));
         let blind = self.blind.map(AgentReason::word);
         self.summary.show(&self.states, self.tracker.differences(), blind, self.interval());
     }

@@ -11,7 +11,7 @@ use super::action::RepairOutcome;
 use super::filter::{Broken, BrokenPodFilter};
 use crate::cluster::runtime_classes::RuntimeHandlers;
 use crate::cluster::{Cluster, pods};
-use crate::install::installer::Installer;
+use crate::parts::AgentParts;
 use crate::pods::check::{MeshPod, PodProblem};
 
 /// A pod as it is now.
@@ -30,11 +30,11 @@ pub struct Confirmed {
 /// It is not to be touched, now or at all.
 pub async fn confirm(
     cluster: &Cluster,
-    (installer, handlers): (&Installer, &RuntimeHandlers),
+    parts: &AgentParts,
     filter: &BrokenPodFilter,
     seen: &Broken,
 ) -> Result<Confirmed, RepairOutcome> {
-    let conf = installer.plugin_conf().map_err(|error| {
+    let conf = parts.installer.plugin_conf().map_err(|error| {
         PodProblem::new(AgentReason::NoEntry, format!("the plugin's entry cannot be read: {error}"))
     })?;
     let PodName { namespace, name } = &seen.observed.name;
@@ -48,7 +48,7 @@ pub async fn confirm(
     // Settings that name another annotation say by that which pods are meant.
     if filter.annotation == redirect_core::pod::PodFacts::STATUS_ANNOTATION {
         let pod = meshed(&object, &conf)?;
-        bound(cluster, handlers, &conf, &pod).await?;
+        bound(cluster, &parts.handlers, &conf, &pod).await?;
     }
     Ok(Confirmed { broken, object, conf })
 }

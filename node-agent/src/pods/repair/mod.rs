@@ -29,10 +29,9 @@ use tokio::sync::Notify;
 use tokio::sync::watch::Receiver;
 
 use crate::cluster::pods;
-use crate::cluster::runtime_classes::RuntimeHandlers;
-use crate::cluster::{ApiHandle, Cluster, EventMessage};
-use crate::install::installer::Installer;
-use crate::metrics::{AttemptLabels, Metrics, RepairedLabels};
+use crate::cluster::{Cluster, EventMessage};
+use crate::metrics::{AttemptLabels, RepairedLabels};
+use crate::parts::AgentParts;
 use crate::pods::check::{ExpectedRules, PodProblem};
 use crate::settings::{DriftSettings, Paths, RepairAction, RepairSettings, Settings};
 use action::{RepairOutcome, possible_reasons};
@@ -44,19 +43,6 @@ use queue::{MOST_TRIES, Noted, RepairQueue, RepairTask};
 /// The component of the events.
 const COMPONENT: &str = "cni-repair";
 
-/// What repair shares with the rest of the agent.
-#[derive(Clone)]
-pub struct Shared {
-    /// The API server.
-    pub connection: Arc<ApiHandle>,
-    /// The node's files.
-    pub installer: Arc<Installer>,
-    /// What the runtime classes of pods are.
-    pub handlers: Arc<RuntimeHandlers>,
-    /// What is counted.
-    pub metrics: Arc<Metrics>,
-}
-
 /// The repair controller.
 pub struct RepairController {
     action: RepairAction,
@@ -66,7 +52,7 @@ pub struct RepairController {
     /// The container runtime's environment is part of it, and may change while the agent runs.
     drift: Receiver<DriftSettings>,
     limit: Mutex<DeletionLimit>,
-    shared: Shared,
+    parts: AgentParts,
     queue: Mutex<RepairQueue>,
     /// A pod was added to the queue.
     added: Notify,
@@ -79,7 +65,7 @@ pub struct RepairController {
 impl RepairController {
     /// A controller, if the settings ask for one.
     #[must_use]
-    pub fn new(settings: Settings, drift: Receiver<DriftSettings>, shared: Shared) -> Option<Arc<Self>> {
+    pub fn new(settings: Settings, drift: Receiver<DriftSettings>, parts: AgentParts) -> Option<Arc<Self>> {
         let action = settings.repair.action?;
         let RepairSettings { label, filter, .. } = settings.repair;
         if filter.node.is_empty() {
@@ -87,7 +73,7 @@ impl RepairController {
             return None;
         }
         let Selection { fields, labels } = selection(&filter);
-        shared.metrics.start_repair(action, possible_reasons());
+        parts.metrics.start_repair(action, possible_reasons());
         log::info!(target: SCOPE, action = action.label().word(), fields = fields, labels = labels; "watching for broken pods");
         let outage = OutageLog::new("cannot repair a broken pod", "broken pods are repaired again");
         Some(Arc::new(Self {
@@ -97,7 +83,7 @@ impl RepairController {
             paths: settings.paths,
             drift,
             limit: Mutex::new(DeletionLimit::new(Instant::now())),
-            shared,
+            parts,
             queue: Mutex::default(),
             added: Notify::new(),
             room: Notify::new(),
@@ -128,7 +114,7 @@ impl RepairController {
             Noted::New => self.added.notify_one(),
             Noted::Known => {}
             Noted::Overflow => {
-                self.shared.metrics.repair_overflows.inc();
+                self.parts.metrics.repair_overflows.inc();
                 log::debug!(target: SCOPE, pod = name; "the repair queue is full; a later list retries this pod");
             }
         }
@@ -142,7 +128,7 @@ impl RepairController {
         if wants_list {
             self.room.notify_one();
         }
-        self.shared.metrics.repair_waiting.set(gauged(waiting));
+        self.parts.metrics.repair_waiting.set(gauged(waiting));
     }
 
     /// Handles one broken pod after the other, as they are due, for ever.
@@ -164,7 +150,7 @@ impl RepairController {
             return;
         }
         let start = Instant::now();
-        let cluster = self.shared.connection.get();
+        let cluster = self.parts.connection.get();
         let outcome = match &cluster {
             Ok(cluster) => self.act(cluster, task).await.unwrap_or_else(|outcome| outcome),
             Err(error) => RepairOutcome::Unanswered { text: error.to_string(), retry_after: None },
@@ -173,7 +159,7 @@ impl RepairController {
         self.count(task, &outcome, end.duration_since(start), end.duration_since(task.since));
         let gave_up = lock(&self.queue).done(&task.pod.observed.uid, outcome.ended(), end);
         if gave_up {
-            self.shared.metrics.repair_given_up.get_or_create(&self.action.label().into()).inc();
+            self.parts.metrics.repair_given_up.get_or_create(&self.action.label().into()).inc();
         }
         self.show();
         self.report(task, &outcome, gave_up).await;
@@ -182,7 +168,7 @@ impl RepairController {
     /// A pod whose container fails again after every repair that succeeded.
     async fn give_up(&self, task: &RepairTask) {
         lock(&self.queue).give_up(&task.pod.observed.uid);
-        self.shared.metrics.repair_given_up.get_or_create(&self.action.label().into()).inc();
+        self.parts.metrics.repair_given_up.get_or_create(&self.action.label().into()).inc();
         self.show();
         let (failure, past) = (&task.pod.failure, self.action.past());
         let message = format!(
@@ -207,8 +193,7 @@ impl RepairController {
             in_place::require_capabilities()?;
         }
         let Confirmed { broken, object, conf } =
-            confirm(cluster, (&self.shared.installer, &self.shared.handlers), &self.filter, &task.pod)
-                .await?;
+            confirm(cluster, &self.parts, &self.filter, &task.pod).await?;
         Ok(match self.action {
             RepairAction::Repair => {
                 let rules = ExpectedRules::of(&conf, &self.drift.borrow().environment);
@@ -234,7 +219,7 @@ impl RepairController {
     }
 
     fn count(&self, task: &RepairTask, outcome: &RepairOutcome, took: Duration, since: Duration) {
-        let (metrics, r#type) = (&self.shared.metrics, self.action.label().into());
+        let (metrics, r#type) = (&self.parts.metrics, self.action.label().into());
         let attempt = AttemptLabels { r#type, reason: outcome.reason().into() };
         metrics.repair_attempts.get_or_create(&attempt).inc();
         metrics.repair_durations.get_or_create(&self.action.label().into()).observe(took.as_secs_f64());
@@ -296,7 +281,7 @@ impl RepairController {
     async fn send(&self, task: &RepairTask, kind: &'static str, message: String) {
         let (about, reason) = (task.pod.observed.reference(), self.action.event());
         let event = EventMessage { about, component: COMPONENT, kind, reason, message };
-        let _ = self.shared.connection.publish(&self.shared.metrics.events, event).await;
+        let _ = self.parts.connection.publish(&self.parts.metrics.events, event).await;
     }
 }
 
