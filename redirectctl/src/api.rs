@@ -337,7 +337,7 @@ impl ApiServer {
             let (mut listing, mut params) = (Listing::new(kind, MOST), params.clone());
             let mut objects = Vec::new();
             loop {
-                let answer = client.open(Request::new(path).list(&params), PATIENCE).await?;
+                let mut answer = client.open(Request::new(path).list(&params), PATIENCE).await?;
                 let most = usize::try_from(listing.left()).unwrap_or(usize::MAX);
                 let text = answer.whole(most, deadline).await?;
                 let page = listing.page(&*text, &keep).map_err(|error| ApiError::Garbled {

@@ -54,15 +54,10 @@ impl Client {
     /// Why none is available.
     pub async fn json<T: DeserializeOwned>(&self, request: Built, patience: Duration) -> Result<T, ApiError> {
         let deadline = Instant::now() + patience;
-        let answer = self.open(request, patience).await?;
-        let kind = answer.kind.clone();
-        let server = answer.server.clone();
+        let mut answer = self.open(request, patience).await?;
         let bytes = answer.whole(MOST_OBJECT, deadline).await;
         let bytes = bytes.map_err(|failure| failure.within(patience))?;
-        serde_json::from_slice(&bytes).map_err(|error| {
-            let server = server.to_string();
-            ApiError::Garbled { server, what: what_is_wrong(&bytes, &kind, &error) }
-        })
+        serde_json::from_slice(&bytes).map_err(|error| answer.no_json(&bytes, &error))
     }
 
     /// The same for an object that may not exist; none if the API server reports that it does not.
@@ -95,19 +90,17 @@ impl Client {
         };
         let (head, body) = response.into_parts();
         let kind = text_of(&head.headers, CONTENT_TYPE);
-        let answer = ApiResponse { body, rest: Vec::new(), kind, server: self.server.clone() };
+        let mut answer = ApiResponse { body, rest: Vec::new(), kind, server: self.server.clone() };
         if head.status.is_success() {
             return Ok(answer);
         }
         if head.status.is_redirection() || head.status.is_informational() {
             let to = text_of(&head.headers, LOCATION);
-            let what = format!("it answers {}, to {to:?}", head.status);
-            return Err(ApiError::Garbled { server: self.server.to_string(), what });
+            return Err(answer.garbled(format!("it answers {}, to {to:?}", head.status)));
         }
-        let kind = answer.kind.clone();
         // The status says enough where the words do not come.
         let text = answer.whole(MOST_WORDS, deadline).await.unwrap_or_default();
-        Err(refusal(head.status, &head.headers, words(&text, &kind)))
+        Err(refusal(head.status, &head.headers, words(&text, &answer.kind)))
     }
 }
 
@@ -149,7 +142,6 @@ impl ApiResponse {
     /// # Errors
     /// As [`ApiResponse::piece`], or it is too long or something else.
     pub async fn line<T: DeserializeOwned>(&mut self, patience: Duration) -> Result<Option<T>, ApiError> {
-        let garbled = |what: String, server: &str| ApiError::Garbled { server: server.to_owned(), what };
         let deadline = Instant::now() + patience;
         let mut searched = 0;
         loop {
@@ -160,9 +152,8 @@ impl ApiResponse {
                 if line.trim_ascii().is_empty() {
                     continue;
                 }
-                return serde_json::from_slice(&line).map(Some).map_err(|error| {
-                    garbled(what_is_wrong(line.trim_ascii(), &self.kind, &error), &self.server)
-                });
+                let read = serde_json::from_slice(&line).map(Some);
+                return read.map_err(|error| self.no_json(line.trim_ascii(), &error));
             }
             searched = self.rest.len();
             let left = deadline.saturating_duration_since(Instant::now());
@@ -171,10 +162,10 @@ impl ApiResponse {
                     self.rest.extend_from_slice(&piece);
                 }
                 Ok(Some(_)) => {
-                    return Err(garbled(format!("a line of more than {MOST_OBJECT} bytes"), &self.server));
+                    return Err(self.garbled(format!("a line of more than {MOST_OBJECT} bytes")));
                 }
                 Ok(None) if self.rest.trim_ascii().is_empty() => return Ok(None),
-                Ok(None) => return Err(garbled("the response ends mid-line".to_owned(), &self.server)),
+                Ok(None) => return Err(self.garbled("the response ends mid-line".to_owned())),
                 Err(failure) => return Err(failure.within(patience)),
             }
         }
@@ -184,16 +175,23 @@ impl ApiResponse {
     ///
     /// # Errors
     /// As [`ApiResponse::piece`], or it is too large.
-    pub async fn whole(mut self, most: usize, deadline: Instant) -> Result<Vec<u8>, ApiError> {
+    pub async fn whole(&mut self, most: usize, deadline: Instant) -> Result<Vec<u8>, ApiError> {
         let mut all = Vec::new();
         while let Some(piece) = self.piece(deadline.saturating_duration_since(Instant::now())).await? {
             if all.len() + piece.len() > most {
-                let what = format!("its answer has more than {most} bytes");
-                return Err(ApiError::Garbled { server: self.server.to_string(), what });
+                return Err(self.garbled(format!("its answer has more than {most} bytes")));
             }
             all.extend_from_slice(&piece);
         }
         Ok(all)
+    }
+
+    fn garbled(&self, what: String) -> ApiError {
+        ApiError::Garbled { server: self.server.to_string(), what }
+    }
+
+    fn no_json(&self, bytes: &[u8], error: &serde_json::Error) -> ApiError {
+        self.garbled(what_is_wrong(bytes, &self.kind, error))
     }
 }
 
