@@ -1,10 +1,11 @@
 //! What the cluster's taint controller knows, and what follows for a node. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
 use std::time::Instant;
 
+use agent_runtime::daemon_set::wants;
 use agent_runtime::node::{Node, NodeMarking};
+use k8s_openapi::api::apps::v1::DaemonSet;
 use serde_json::Value;
 
 /// What is watched.
@@ -73,30 +74,22 @@ enum ReportedCondition {
 pub enum AgentPlacement {
     /// On every node, as far as known.
     Everywhere,
-    /// On the nodes that a DaemonSet wants.
-    On {
-        /// Which generation of it.
-        generation: i64,
-        /// Whether it wants a node, by name and labels.
-        wants: Wants,
-    },
+    /// On the nodes that this DaemonSet wants.
+    On(Box<DaemonSet>),
     /// Unknown yet: agents may follow.
     NotSaid,
     /// Nowhere any more.
     Nowhere,
 }
 
-/// Whether a node is wanted, by its name and labels.
-pub type Wants = Arc<dyn Fn(&str, &BTreeMap<String, String>) -> bool + Send + Sync>;
-
 impl AgentPlacement {
     fn is_like(&self, other: &Self) -> bool {
         match (self, other) {
-            (Self::On { generation, .. }, Self::On { generation: other, .. }) => generation == other,
+            (Self::On(set), Self::On(other)) => set.metadata.generation == other.metadata.generation,
             (Self::Everywhere, Self::Everywhere)
             | (Self::NotSaid, Self::NotSaid)
             | (Self::Nowhere, Self::Nowhere) => true,
-            (Self::On { .. } | Self::Everywhere | Self::NotSaid | Self::Nowhere, _) => false,
+            (Self::On(_) | Self::Everywhere | Self::NotSaid | Self::Nowhere, _) => false,
         }
     }
 }
@@ -292,10 +285,10 @@ impl Model {
         match &self.placement {
             Some(AgentPlacement::Nowhere) => return free(TaintReason::AgentsRemoved),
             Some(AgentPlacement::NotSaid) => return TaintAction::Leave,
-            Some(AgentPlacement::On { wants, .. }) if !wants(name, known.node.labels()) => {
+            Some(AgentPlacement::On(set)) if !wants(set, name, known.node.labels()) => {
                 return self.is_well(name);
             }
-            Some(AgentPlacement::On { .. } | AgentPlacement::Everywhere) | None => {}
+            Some(AgentPlacement::On(_) | AgentPlacement::Everywhere) | None => {}
         }
         let (reported, has_taint, is_new) =
             (self.reported(&known.node), known.node.has(&self.marking.taint), known.is_new);

@@ -1,8 +1,5 @@
 //! Where agents should run according to their DaemonSet, and when that counts. Pure.
 
-use std::sync::Arc;
-
-use agent_runtime::daemon_set::wants;
 use cluster_client::ApiError;
 use k8s_openapi::api::apps::v1::DaemonSet;
 
@@ -33,10 +30,7 @@ impl DaemonSetTracker {
         let bad = match found {
             Ok(Some(set)) => {
                 *self = Self { has_been: true, is_told: true, last: None };
-                return Some(AgentPlacement::On {
-                    generation: set.metadata.generation.unwrap_or_default(),
-                    wants: Arc::new(move |name, labels| wants(&set, name, labels)),
-                });
+                return Some(AgentPlacement::On(Box::new(set)));
             }
             // Nodes that join with the taint wait for agents that are yet to be deployed.
             Ok(None) if !self.has_been => {
@@ -69,7 +63,7 @@ mod tests {
         match placement {
             None => "as before",
             Some(AgentPlacement::Everywhere) => "everywhere",
-            Some(AgentPlacement::On { .. }) => "on",
+            Some(AgentPlacement::On(_)) => "on",
             Some(AgentPlacement::NotSaid) => "not said",
             Some(AgentPlacement::Nowhere) => "nowhere",
         }

@@ -23,6 +23,16 @@ fn pod(name: &str, node: &str, ready: bool) -> AgentPod {
     AgentPod { name: name.into(), node: node.into(), is_ready: ready }
 }
 
+/// By a DaemonSet that wants the node of this name alone.
+fn on(generation: i64, node: &str) -> AgentPlacement {
+    let named = json!({"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]});
+    let required = json!({"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [named]}});
+    let pod = json!({"affinity": {"nodeAffinity": required}, "containers": []});
+    let spec = json!({"selector": {}, "template": {"spec": pod}});
+    let set = json!({"metadata": {"generation": generation}, "spec": spec});
+    AgentPlacement::On(serde_json::from_value(set).expect("a DaemonSet"))
+}
+
 fn marking() -> NodeMarking {
     let taint = Taint { key: KEY.into(), value: String::new(), effect: TaintEffect::NoSchedule };
     NodeMarking { taint, old_keys: vec!["NodeReadiness".into()], condition_type: TYPE.into(), after: AFTER }
@@ -141,7 +151,7 @@ fn where_no_agent_is_wanted_nothing_is_tainted_and_where_all_are_gone_nodes_are_
     let mut model = model(node("n", &[], ""), vec![]);
     model.put_node(node("windows", &[], ""));
     model.put_node(node("tainted", &[KEY], ""));
-    let on = |generation| AgentPlacement::On { generation, wants: Arc::new(|name, _| name == "n") };
+    let on = |generation| on(generation, "n");
     assert!(model.place(on(1)) && model.place(on(2)) && !model.place(on(2)));
     assert_eq!(model.next_action("windows", now), TaintAction::Leave);
     assert_eq!(model.next_action("n", now), TaintAction::Wait(now + AFTER));
@@ -168,7 +178,7 @@ fn what_was_wrong_before_all_was_well_does_not_count_later() {
     model.put_pod(0, pod("p", "n", false));
     assert_eq!(model.next_action("n", long_after), TaintAction::Wait(long_after + AFTER));
     // No agent was wanted there in between.
-    model.place(AgentPlacement::On { generation: 1, wants: Arc::new(|_, _| false) });
+    model.place(on(1, "another"));
     assert_eq!(model.next_action("n", long_after), TaintAction::Leave);
     model.place(AgentPlacement::Everywhere);
     let longer_after = long_after + 10 * AFTER;
