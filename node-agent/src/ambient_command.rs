@@ -145,7 +145,14 @@ impl Task {
         let flag = |name: &str| line.flags.get(name).map(String::as_str);
         let mut wrong: Vec<String> =
             line.refused.iter().map(|(word, problem)| format!("command line: {word:?} {problem}")).collect();
-        let redirect = redirect(line, &mut wrong);
+        let redirect = match line.command.as_ref().map(|(name, _)| name.as_str()) {
+            Some(REMOVE) => Ok(None),
+            Some(_) => redirect(line).map(Some),
+            None => {
+                Err(vec![format!("command line: no action; write install-cni {WORD} {APPLY} or {REMOVE}")])
+            }
+        };
+        let redirect = redirect.map_err(|problems| wrong.extend(problems));
         let backend = parse_word(flag(BACKEND).unwrap_or("netlink"), BACKENDS, "netlink, native");
         let backend = backend.map_err(|problem| {
             wrong.push(format!("flag --{BACKEND}: {:?} {problem}", flag(BACKEND).unwrap_or_default()));
@@ -154,7 +161,7 @@ impl Task {
             wrong.push(format!("flag --{NETWORK_NAMESPACE}: {why}"));
         });
         match (netns, backend, redirect) {
-            (Ok(netns), Ok(backend), Some(redirect)) if wrong.is_empty() => {
+            (Ok(netns), Ok(backend), Ok(redirect)) if wrong.is_empty() => {
                 Ok(Self { netns, backend, redirect })
             }
             _ => Err(wrong),
@@ -194,28 +201,16 @@ impl Task {
     }
 }
 
-/// What the flags ask for: `None` within to remove, `None` if something is wrong.
-#[allow(clippy::option_option)] // what is wrong is noted already
-fn redirect(line: &ParsedArgs, wrong: &mut Vec<String>) -> Option<Option<AmbientRedirect>> {
-    match line.command.as_ref().map(|(name, _)| name.as_str()) {
-        Some(REMOVE) => Some(None),
-        Some(_) => {
-            let mut raw = RawSettings::new();
-            for setting in settings() {
-                if let Some((flag, text)) = setting.flag.and_then(|flag| Some((flag, line.flags.get(flag)?)))
-                {
-                    raw.set(setting.key, text.clone(), Source::Flag(flag));
-                }
-            }
-            raw.set(Key::Ambient, "true", Source::CommandLine);
-            let redirect = AmbientRedirect::parse(&raw);
-            redirect.map(Some).map_err(|errors| wrong.extend(errors.iter().map(ToString::to_string))).ok()
-        }
-        None => {
-            wrong.push(format!("command line: no action; write install-cni {WORD} {APPLY} or {REMOVE}"));
-            None
+/// The redirection that the flags ask for.
+fn redirect(line: &ParsedArgs) -> Result<AmbientRedirect, Vec<String>> {
+    let mut raw = RawSettings::new();
+    for setting in settings() {
+        if let Some((flag, text)) = setting.flag.and_then(|flag| Some((flag, line.flags.get(flag)?))) {
+            raw.set(setting.key, text.clone(), Source::Flag(flag));
         }
     }
+    raw.set(Key::Ambient, "true", Source::CommandLine);
+    AmbientRedirect::parse(&raw).map_err(|errors| errors.iter().map(ToString::to_string).collect())
 }
 
 /// The pod's network namespace: never the host's.
