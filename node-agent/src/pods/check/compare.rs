@@ -116,7 +116,8 @@ impl Comparison {
 /// How a comparison was made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Basis {
-    /// The rules were read; this was the namespace's fingerprint just before, if it has one.
+    /// The rules were read; this was the namespace's fingerprint just before, if it has one and that was asked for. As it is not newer than the rules, a
+    /// concurrent change changes the next one.
     Rules(Option<Fingerprint>),
     /// Nothing has changed since they were read.
     Fingerprint,
@@ -137,7 +138,7 @@ impl From<LookupError> for PodProblem {
 }
 
 /// Compares a pod's network namespace, which is this one, with its plan. If it still has the fingerprint of a time when everything was as planned, nothing else is
-/// read. Returns also what interferes because it is accepted, each in words, where rules were read. Takes a few milliseconds: not for an async thread.
+/// read. Takes a few milliseconds: not for an async thread.
 #[must_use]
 pub fn check(
     pod: &MeshPod,
@@ -145,31 +146,25 @@ pub fn check(
     rules: &ExpectedRules,
     keys: &RandomState,
     known: Option<Fingerprint>,
-) -> (Comparison, Basis, Option<Vec<String>>) {
+) -> PodComparison {
     let checked = || {
         // It may have gone since the survey.
         let netns = sandbox.open().map_err(|error| PodProblem::new(AgentReason::NotFound, error))?;
         let outside = Outside::of_this_process();
         let inside = || {
             if known.is_some() && Fingerprint::now(keys) == known {
-                return Ok((Comparison::AsPlanned, Basis::Fingerprint, None));
+                let (comparison, basis) = (Comparison::AsPlanned, Basis::Fingerprint);
+                return Ok(PodComparison { comparison, basis, accepted: None });
             }
-            let wanted = ComparisonExtras { consequences: true, fingerprint: Some(keys) };
-            let compared = compare_here(pod, rules, outside.finds_this_foreign(), wanted)?;
-            Ok((compared.comparison, Basis::Rules(compared.fingerprint), Some(compared.accepted)))
+            compare_here(pod, rules, outside.finds_this_foreign(), Some(keys))
         };
         netns.run(inside).map_err(|error| PodProblem::new(AgentReason::Unreadable, error))?
     };
-    checked().unwrap_or_else(|error| (Comparison::Unknown(error), Basis::Rules(None), None))
-}
-
-/// What a comparison returns besides its result.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct ComparisonExtras<'a> {
-    /// What a difference means for traffic, in words.
-    pub consequences: bool,
-    /// The namespace's fingerprint, with these keys.
-    pub fingerprint: Option<&'a RandomState>,
+    let unknown = |error| {
+        let (comparison, basis) = (Comparison::Unknown(error), Basis::Rules(None));
+        PodComparison { comparison, basis, accepted: None }
+    };
+    checked().unwrap_or_else(unknown)
 }
 
 /// What a comparison has shown.
@@ -177,14 +172,14 @@ pub struct ComparisonExtras<'a> {
 pub struct PodComparison {
     /// Its result.
     pub comparison: Comparison,
-    /// What interferes because it is accepted, each in words.
-    pub accepted: Vec<String>,
-    /// The namespace's fingerprint, if it has one and it was wanted: not newer than the rules that were compared, so a concurrent change
-    /// changes the next one.
-    pub fingerprint: Option<Fingerprint>,
+    /// How it was made.
+    pub basis: Basis,
+    /// What interferes because it is accepted, each in words, where rules were read.
+    pub accepted: Option<Vec<String>>,
 }
 
-/// Compares the calling thread's network namespace, which must be the pod's, with the pod's plan.
+/// Compares the calling thread's network namespace, which must be the pod's, with the pod's plan. With `keys`, says also what a difference means for
+/// traffic, and takes the namespace's fingerprint.
 ///
 /// # Errors
 /// Why it cannot be determined.
@@ -192,7 +187,7 @@ pub fn compare_here(
     pod: &MeshPod,
     rules: &ExpectedRules,
     is_foreign: bool,
-    wanted: ComparisonExtras<'_>,
+    keys: Option<&RandomState>,
 ) -> Result<PodComparison, PodProblem> {
     let there = addresses().map_err(|error| PodProblem::new(AgentReason::Unreadable, error))?;
     if !pod.addresses.iter().all(|address| there.contains(address)) {
@@ -206,14 +201,14 @@ pub fn compare_here(
         .decide(&pod.facts, &there)
         .map_err(|errors| PodProblem::new(AgentReason::Unreadable, errors))?;
     let Decision::Redirect(redirect) = decision else {
-        let fingerprint = wanted.fingerprint.and_then(Fingerprint::now);
-        return Ok(PodComparison { comparison: Comparison::AsPlanned, accepted: Vec::new(), fingerprint });
+        let (comparison, basis) = (Comparison::AsPlanned, Basis::Rules(keys.and_then(Fingerprint::now)));
+        return Ok(PodComparison { comparison, basis, accepted: Some(Vec::new()) });
     };
     let (plan, options) = (redirect.plan(), rules.options(&pod.facts.annotations, is_foreign));
     require_room(&plan)?;
     let snapshot = Snapshot::take(&plan, &options)?;
-    let fingerprint = wanted.fingerprint.and_then(|keys| snapshot.fingerprint(keys));
-    let (verdict, words) = if wanted.consequences {
+    let basis = Basis::Rules(keys.and_then(|keys| snapshot.fingerprint(keys)));
+    let (verdict, words) = if keys.is_some() {
         snapshot.verify_in_words(&plan, &options)?
     } else {
         (snapshot.verify(&plan, &options)?, None)
@@ -230,5 +225,5 @@ pub fn compare_here(
         }
     });
     let accepted = accepted.iter().map(ToString::to_string).collect();
-    Ok(PodComparison { comparison, accepted, fingerprint })
+    Ok(PodComparison { comparison, basis, accepted: Some(accepted) })
 }

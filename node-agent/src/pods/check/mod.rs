@@ -16,9 +16,7 @@ use netns_apply::Capability;
 use reasons::AgentReason;
 
 pub use apply::{ApplyFailure, RepairReport, redirect_here, repair, repair_known};
-pub use compare::{
-    Basis, Comparison, ComparisonExtras, ExpectedRules, PodComparison, check, compare_here, options,
-};
+pub use compare::{Basis, Comparison, ExpectedRules, PodComparison, check, compare_here, options};
 pub use namespace::{census, find, pod_addresses};
 pub use pod::MeshPod;
 pub use room::remember_memory;

@@ -32,7 +32,8 @@ use crate::cluster::pods::{self, NodePods};
 use crate::cluster::{Cluster, warning};
 use crate::parts::AgentParts;
 use crate::pods::check::{
-    Basis, Comparison, ExpectedRules, LONGEST_CHECK, MeshPod, NodeNamespaces, PodProblem, check, require,
+    Basis, Comparison, ExpectedRules, LONGEST_CHECK, MeshPod, NodeNamespaces, PodComparison, PodProblem,
+    check, require,
 };
 use crate::pods::heal::{CheckRequests, DesiredRedirect, HealHandle, HealRequest};
 use crate::pods::held_pods::HeldPods;
@@ -117,7 +118,20 @@ struct CheckedPod {
 type CheckContext = (Arc<MeshPod>, Arc<ExpectedRules>);
 
 /// What a check of a pod found in the namespace that is the pod's.
-type Found = Result<(MountedNetns, Comparison, Basis, Option<Vec<String>>), PodProblem>;
+type Found = Result<(MountedNetns, PodComparison), PodProblem>;
+
+/// What is known of pods while they are checked.
+#[derive(Default)]
+struct DriftMemory {
+    /// The node's pods at the last list, as they are under `conf`.
+    pods: NodePods<Arc<MeshPod>>,
+    conf: Option<Arc<Conf>>,
+    tracker: DriftTracker,
+    states: PodStates,
+    fingerprints: Fingerprints,
+    /// Why the last round could not be made.
+    blind: Option<AgentReason>,
+}
 
 /// The drift watch.
 pub struct DriftWatch {
@@ -126,18 +140,11 @@ pub struct DriftWatch {
     summary: Arc<NodeSummary>,
     /// The node's pods, where another part of the agent follows them.
     held: Arc<HeldPods>,
-    /// The node's pods at the last list, as they are under `conf`.
-    pods: NodePods<Arc<MeshPod>>,
-    conf: Option<Arc<Conf>>,
-    tracker: DriftTracker,
-    states: PodStates,
-    fingerprints: Fingerprints,
+    memory: DriftMemory,
     /// Receives every pod, and heals it.
     healer: HealHandle,
     /// Pods whose runtime was reported to be sandboxed.
     sandboxed: BTreeSet<String>,
-    /// Why the last round could not be made.
-    blind: Option<AgentReason>,
     /// Whether the last event could not be sent.
     mute: bool,
     late: LateChecks<CheckContext, Found>,
@@ -157,14 +164,9 @@ impl DriftWatch {
             parts,
             summary,
             held,
-            pods: NodePods::default(),
-            conf: None,
-            tracker: DriftTracker::default(),
-            states: PodStates::default(),
-            fingerprints: Fingerprints::default(),
+            memory: DriftMemory::default(),
             healer,
             sandboxed: BTreeSet::new(),
-            blind: None,
             mute: false,
             late: LateChecks::new(LONGEST_CHECK),
         }
@@ -184,9 +186,7 @@ impl DriftWatch {
             }
             if interval.is_some() && settings.borrow().interval.is_none() {
                 log::info!(target: SCOPE, "the drift watch is off");
-                (self.tracker, self.states, self.blind) =
-                    (DriftTracker::default(), PodStates::default(), None);
-                (self.fingerprints, self.pods) = (Fingerprints::default(), NodePods::default());
+                self.memory = DriftMemory::default();
                 self.show();
                 self.summary.off();
             }
@@ -259,15 +259,15 @@ impl DriftWatch {
         self.parts.metrics.drift_rounds.get_or_create(&result.into()).inc();
         let blind = done.as_ref().err().map(RoundError::reason);
         match done {
-            Err(blind) if self.blind != Some(blind.reason()) => {
+            Err(blind) if self.memory.blind != Some(blind.reason()) => {
                 log::warn!(target: SCOPE, "cannot check pods: {blind}");
             }
-            Ok(()) if self.blind.is_some() => {
+            Ok(()) if self.memory.blind.is_some() => {
                 log::info!(target: SCOPE, "checking pods again");
             }
             Ok(()) | Err(_) => {}
         }
-        self.blind = blind;
+        self.memory.blind = blind;
         self.show();
     }
 
@@ -292,7 +292,7 @@ impl DriftWatch {
     async fn run_requested_checks(&mut self, requests: &CheckRequests) -> Result<(), RoundError> {
         let (cluster, ground, pods) = self.begin().await?;
         let is_requested = |pod: &Arc<MeshPod>| {
-            requests.pods.contains(&pod.uid) || (requests.new && self.states.wants_check(&pod.uid))
+            requests.pods.contains(&pod.uid) || (requests.new && self.memory.states.wants_check(&pod.uid))
         };
         let pods: Vec<Arc<MeshPod>> = pods.into_iter().filter(is_requested).collect();
         let pods = self.without_sandboxed(pods, &ground).await;
@@ -341,14 +341,14 @@ impl DriftWatch {
         let conf = Arc::new(self.parts.installer.plugin_conf().map_err(RoundError::Entry)?);
         let rules = Arc::new(ExpectedRules::of(&conf, &self.settings.drift.environment));
         let of_node = conf.clone();
-        if self.conf != Some(conf.clone()) {
-            self.conf = Some(conf.clone());
-            self.pods = NodePods::default();
+        if self.memory.conf != Some(conf.clone()) {
+            self.memory.conf = Some(conf.clone());
+            self.memory.pods = NodePods::default();
         }
         let read = move |pod: &serde_json::Value| MeshPod::running(pod, &of_node).map(Arc::new);
         let pods = match self.held.all() {
-            Some(held) => self.pods.take(held, read),
-            None => self.pods.list(&cluster, read).await?,
+            Some(held) => self.memory.pods.take(held, read),
+            None => self.memory.pods.list(&cluster, read).await?,
         };
         self.forget_others(&pods).await;
         let wanted = Arc::new(pods.iter().flat_map(|pod| pod.addresses.iter().copied()).collect());
@@ -366,7 +366,7 @@ impl DriftWatch {
         rules: &Arc<ExpectedRules>,
     ) -> Option<Arc<MeshPod>> {
         let checked = self.compare(&pod, survey, rules).await;
-        if self.tracker.is_news(&pod.uid, &checked.seen) {
+        if self.memory.tracker.is_news(&pod.uid, &checked.seen) {
             return Some(pod);
         }
         self.settle(&pod, &checked.seen).await;
@@ -381,14 +381,14 @@ impl DriftWatch {
         survey: &Arc<NodeNamespaces>,
         rules: &Arc<ExpectedRules>,
     ) -> CheckedPod {
-        let known = self.fingerprints.of(pod, rules);
-        let keys = self.fingerprints.keys();
+        let known = self.memory.fingerprints.of(pod, rules);
+        let keys = self.memory.fingerprints.keys();
         let (of, there, all) = (pod.clone(), survey.clone(), rules.clone());
         let check = move || {
             let sandbox = there.find(&of)?;
             let known = known.and_then(|known| known.in_namespace(sandbox.id()));
-            let (seen, basis, accepted) = check(&of, &sandbox, &all, &keys, known);
-            Ok((sandbox, seen, basis, accepted))
+            let compared = check(&of, &sandbox, &all, &keys, known);
+            Ok((sandbox, compared))
         };
         match self.late.run(&pod.uid, (pod.clone(), rules.clone()), check).await {
             Some(found) => self.concluded(pod, rules, found),
@@ -404,7 +404,7 @@ impl DriftWatch {
         found: Result<Found, JoinError>,
     ) -> CheckedPod {
         let unknown = |problem| CheckedPod { seen: Comparison::Unknown(problem), sandbox: None };
-        let (sandbox, seen, basis, accepted) = match found {
+        let (sandbox, PodComparison { comparison: seen, basis, accepted }) = match found {
             Ok(Ok(found)) => found,
             Ok(Err(unfound)) => return unknown(unfound),
             Err(error) => return unknown(panicked(&error)),
@@ -415,13 +415,13 @@ impl DriftWatch {
         if let Some(accepted) = accepted {
             self.note_accepted(pod, &accepted);
         }
-        self.fingerprints.note(pod, rules, sandbox.id(), &seen, basis);
+        self.memory.fingerprints.note(pod, rules, sandbox.id(), &seen, basis);
         CheckedPod { seen, sandbox: Some(sandbox) }
     }
 
     /// Reports rules of other programs that interfere in a pod because that is accepted, where they are not those of the check before.
     fn note_accepted(&mut self, pod: &MeshPod, accepted: &[String]) {
-        if self.states.accepts(&pod.uid, accepted) {
+        if self.memory.states.accepts(&pod.uid, accepted) {
             for rule in accepted {
                 log::info!(target: SCOPE, pod = pod.name.to_string(), accepted = accepted.len(); "accepted: {rule}");
             }
@@ -453,10 +453,10 @@ impl DriftWatch {
 
     async fn forget_others(&mut self, pods: &[Arc<MeshPod>]) {
         let uids: BTreeSet<&str> = pods.iter().map(|pod| pod.uid.as_str()).collect();
-        self.states.keep(&uids, Instant::now());
-        self.fingerprints.keep(&uids);
+        self.memory.states.keep(&uids, Instant::now());
+        self.memory.fingerprints.keep(&uids);
         self.sandboxed.retain(|uid| uids.contains(uid.as_str()));
-        for pod in self.tracker.keep(&uids) {
+        for pod in self.memory.tracker.keep(&uids) {
             log::info!(target: SCOPE, pod = pod.to_string(); "the pod that had drifted has ended, or is not to be redirected any more");
         }
         self.show();
@@ -515,9 +515,9 @@ impl DriftWatch {
             self.count(seen.state());
         }
         let is_unwatched = matches!(seen, Comparison::Unknown(error) if error.is_unfound());
-        let was_verified = self.states.was_verified(&pod.uid);
-        let is_news = self.states.note(&pod.uid, seen.state(), is_unwatched, Instant::now());
-        let report = self.tracker.note(&pod.uid, &pod.name, seen, Instant::now());
+        let was_verified = self.memory.states.was_verified(&pod.uid);
+        let is_news = self.memory.states.note(&pod.uid, seen.state(), is_unwatched, Instant::now());
+        let report = self.memory.tracker.note(&pod.uid, &pod.name, seen, Instant::now());
         if is_news || report.is_some() {
             self.show();
         }
@@ -561,9 +561,9 @@ impl DriftWatch {
     }
 
     fn show(&self) {
-        self.parts.metrics.drifted.set(gauged(self.tracker.drifted()));
-        let blind = self.blind.map(AgentReason::word);
-        self.summary.show(&self.states, self.tracker.differences(), blind, self.interval());
+        self.parts.metrics.drifted.set(gauged(self.memory.tracker.drifted()));
+        let blind = self.memory.blind.map(AgentReason::word);
+        self.summary.show(&self.memory.states, self.memory.tracker.differences(), blind, self.interval());
     }
 }
 

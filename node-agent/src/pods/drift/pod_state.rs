@@ -21,9 +21,17 @@ const STALE_AFTER: u32 = 3;
 struct Found {
     state: PodState,
     at: Instant,
+    /// Its network namespace is not known, so that nothing watches it.
+    is_unwatched: bool,
+    /// What interferes because it is accepted, if anything: a hash of the words.
+    accepted: Option<u64>,
 }
 
 impl Found {
+    const fn nothing(at: Instant) -> Self {
+        Self { state: PodState::Unseen, at, is_unwatched: false, accepted: None }
+    }
+
     /// How the pod stands now.
     fn state_at(self, now: Instant, interval: Duration) -> PodState {
         let is_stale = now.saturating_duration_since(self.at) > interval * STALE_AFTER;
@@ -35,31 +43,25 @@ impl Found {
 #[derive(Debug, Default, Clone)]
 pub struct PodStates {
     states: BTreeMap<String, Found>,
-    /// Those whose network namespace is not known, so that nothing watches them.
-    unwatched: BTreeSet<String>,
-    /// What interferes in a pod because it is accepted: a hash of the words.
-    accepted: BTreeMap<String, u64>,
 }
 
 impl PodStates {
     /// These are all pods.
     pub fn keep(&mut self, uids: &BTreeSet<&str>, now: Instant) {
         self.states.retain(|uid, _| uids.contains(uid.as_str()));
-        self.unwatched.retain(|uid| uids.contains(uid.as_str()));
-        self.accepted.retain(|uid, _| uids.contains(uid.as_str()));
         for uid in uids {
             if !self.states.contains_key(*uid) {
-                self.states.insert((*uid).to_owned(), Found { state: PodState::Unseen, at: now });
+                self.states.insert((*uid).to_owned(), Found::nothing(now));
             }
         }
     }
 
     /// Takes note of a check, and of whether the pod's network namespace is not known. Returns whether that is news.
     pub fn note(&mut self, uid: &str, state: PodState, is_unwatched: bool, now: Instant) -> bool {
-        let before = self.states.insert(uid.to_owned(), Found { state, at: now });
-        let was_unwatched =
-            if is_unwatched { !self.unwatched.insert(uid.to_owned()) } else { self.unwatched.remove(uid) };
-        before.is_none_or(|before| before.state != state) || was_unwatched != is_unwatched
+        let found = self.states.entry(uid.to_owned()).or_insert(Found::nothing(now));
+        let is_news = (found.state, found.is_unwatched) != (state, is_unwatched);
+        *found = Found { state, at: now, is_unwatched, ..*found };
+        is_news
     }
 
     /// Whether the last check of a pod has verified it.
@@ -70,18 +72,14 @@ impl PodStates {
 
     /// Takes note of what interferes in a pod with its effect accepted. Returns whether it is new.
     pub fn accepts(&mut self, uid: &str, accepted: &[String]) -> bool {
-        if accepted.is_empty() {
-            return self.accepted.remove(uid).is_some();
-        }
-        let now = hash(accepted);
-        self.accepted.insert(uid.to_owned(), now) != Some(now)
+        let now = (!accepted.is_empty()).then(|| hash(accepted));
+        self.states.get_mut(uid).is_some_and(|found| std::mem::replace(&mut found.accepted, now) != now)
     }
 
     /// Whether a pod was not checked yet, or its network namespace was not known then.
     #[must_use]
     pub fn wants_check(&self, uid: &str) -> bool {
-        self.unwatched.contains(uid)
-            || self.states.get(uid).is_none_or(|found| found.state == PodState::Unseen)
+        self.states.get(uid).is_none_or(|found| found.is_unwatched || found.state == PodState::Unseen)
     }
 
     /// Whether no pod was checked yet.
@@ -119,11 +117,13 @@ impl PodStates {
         if let Some((count, age)) = self.overdue(now, interval) {
             let _ = write!(words, "; {count} verified not checked for up to {} s", age.as_secs());
         }
-        if !self.unwatched.is_empty() {
-            let _ = write!(words, "; {} unwatched", self.unwatched.len());
-        }
-        if !self.accepted.is_empty() {
-            let _ = write!(words, "; {} with accepted rules of other programs", self.accepted.len());
+        let unwatched = self.states.values().filter(|found| found.is_unwatched).count();
+        let accepting = self.states.values().filter(|found| found.accepted.is_some()).count();
+        for (count, what) in [(unwatched, "unwatched"), (accepting, "with accepted rules of other programs")]
+        {
+            if count > 0 {
+                let _ = write!(words, "; {count} {what}");
+            }
         }
         words
     }

@@ -4,7 +4,7 @@ use pod_netns::{MountedNetns, Outside};
 use reasons::AgentReason;
 
 use super::DesiredRedirect;
-use crate::pods::check::{Comparison, ComparisonExtras, PodProblem, compare_here, repair_known};
+use crate::pods::check::{Comparison, PodProblem, compare_here, repair_known};
 use crate::settings::Paths;
 
 /// What to check, and how it should be.
@@ -65,8 +65,7 @@ pub fn check_and_repair(job: &HealJob) -> HealOutcome {
     };
     let compare = || {
         // A repair that is due does not wait for what the difference means.
-        let wanted = ComparisonExtras::default();
-        compare_here(&job.desired.pod, &job.desired.rules, outside.finds_this_foreign(), wanted)
+        compare_here(&job.desired.pod, &job.desired.rules, outside.finds_this_foreign(), None)
     };
     let seen = match netns.run(compare) {
         Ok(Ok(seen)) => seen.comparison,
