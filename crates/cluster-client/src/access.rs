@@ -14,7 +14,7 @@ use tower::{BoxError, ServiceExt as _};
 
 /// A server, how it is trusted, and who asks. Everything that was a file has been read.
 #[derive(Debug, Clone)]
-pub struct Access(Config);
+pub struct Access(pub(crate) Config);
 
 /// Why a client cannot be made. The texts never show what is secret.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -97,11 +97,6 @@ impl Access {
             ));
         }
         Ok(())
-    }
-
-    #[cfg(test)]
-    pub(crate) const fn config(&self) -> &Config {
-        &self.0
     }
 }
 

@@ -222,7 +222,7 @@ mod tests {
         for cluster in ["server: 'http://x'", "server: 'https://x', insecure-skip-tls-verify: true"] {
             fs::write(&path, with(cluster, "")).unwrap();
             let access = load(&path).unwrap();
-            let config = access.config();
+            let config = &access.0;
             assert_eq!((&config.root_cert, &config.proxy_url), (&Some(Vec::new()), &None), "{cluster}");
         }
     }

@@ -42,7 +42,7 @@ pub fn confine(allowed: &[Allowed]) -> anyhow::Result<Confined> {
         for place in places(path, *access)? {
             rules.push(PathBeneath::new(PathFd::new(&place)?, rights(*access)));
         }
-        if is_written(*access) {
+        if rights(*access).contains(AccessFs::MakeReg) {
             written.push(path.clone());
         }
     }
@@ -59,13 +59,6 @@ pub fn confine(allowed: &[Allowed]) -> anyhow::Result<Confined> {
     };
     watch::remember(&written);
     Ok(confined)
-}
-
-const fn is_written(access: PathAccess) -> bool {
-    match access {
-        PathAccess::Write | PathAccess::WriteAndRun => true,
-        PathAccess::Read | PathAccess::Run | PathAccess::Device => false,
-    }
 }
 
 fn rights(access: PathAccess) -> BitFlags<AccessFs> {

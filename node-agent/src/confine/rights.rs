@@ -8,16 +8,13 @@ use crate::settings::{AgentCommand, RepairAction, Settings};
 /// switch on then counts.
 #[must_use]
 pub fn needed(action: AgentCommand, settings: &Settings, reloads: bool) -> CapabilitySet {
-    let ports = match action {
-        AgentCommand::Run | AgentCommand::TaintController => of_ports(settings),
-        AgentCommand::Once | AgentCommand::Uninstall | AgentCommand::CleanNodes => CapabilitySet::empty(),
-    };
     // The node's directories, and files in them, may belong to other users, and keep their owner.
     let files = CapabilitySet::DAC_OVERRIDE | CapabilitySet::CHOWN | CapabilitySet::FOWNER;
     match action {
-        AgentCommand::TaintController | AgentCommand::CleanNodes => ports,
+        AgentCommand::Run => files | of_ports(settings) | of_pods(settings, reloads),
         AgentCommand::Once | AgentCommand::Uninstall => files,
-        AgentCommand::Run => files | ports | of_pods(settings, reloads),
+        AgentCommand::TaintController => of_ports(settings),
+        AgentCommand::CleanNodes => CapabilitySet::empty(),
     }
 }
 

@@ -95,12 +95,6 @@ impl PluginHealth {
         }
     }
 
-    /// As if the API server had served the plugin.
-    #[cfg(test)]
-    pub(crate) fn note_served(&self) {
-        self.note(&Answer::Served, 0);
-    }
-
     /// Whether the API server was asked, so that the verdict is more than that the agent starts.
     #[must_use]
     pub fn was_asked(&self) -> bool {
@@ -158,6 +152,14 @@ impl PluginHealth {
             Answer::Unknown if is_refusal_of_these => {}
             Answer::Unknown => state.access = Access::Served,
         }
+    }
+}
+
+#[cfg(test)]
+impl PluginHealth {
+    /// As if the API server had served the plugin.
+    pub(crate) fn note_served(&self) {
+        self.note(&Answer::Served, 0);
     }
 }
 
