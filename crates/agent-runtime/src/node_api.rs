@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use crate::ChangeError;
 use crate::cluster::{Cluster, as_json_patch};
-use crate::node::{NODES, Node, RequestedTaint, Taint};
+use crate::node::{NODES, Node, NodeMarking, RequestedTaint};
 
 /// How often a patch is computed again because another client was faster.
 pub const TRIES: usize = 5;
@@ -29,8 +29,7 @@ impl Cluster {
     pub async fn set_taint(
         &self,
         known: &Node,
-        taint: &Taint,
-        old_keys: &[String],
+        NodeMarking { taint, old_keys, .. }: &NodeMarking,
         requested: RequestedTaint,
     ) -> Result<bool, ChangeError> {
         let mut node = known.clone();

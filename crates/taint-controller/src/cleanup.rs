@@ -128,7 +128,7 @@ where
 /// Takes from a node what agents and controllers write; what that was.
 async fn clean(cluster: &Cluster, node: &Node, marking: &NodeMarking) -> Result<Vec<String>, ChangeError> {
     let mut taken = Vec::new();
-    if cluster.set_taint(node, &marking.taint, &marking.old_keys, RequestedTaint::Free).await? {
+    if cluster.set_taint(node, marking, RequestedTaint::Free).await? {
         taken.push(format!("taint {}", marking.taint.key));
     }
     if let Some(patch) = node.condition_removal(&marking.condition_type) {

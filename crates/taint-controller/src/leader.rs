@@ -176,8 +176,7 @@ impl Leader {
         if let Err(failure) = &found {
             log::debug!(target: SCOPE, "cannot read the agents' DaemonSet: {failure}");
         }
-        let is_deleted = |set: &_| daemon_set::is_deleted(set);
-        tracker.receive(found.map(|found| found.filter(|set| !is_deleted(set))))
+        tracker.receive(found.map(|found| found.filter(|set| !daemon_set::is_deleted(set))))
     }
 
     fn check_all(&self) {

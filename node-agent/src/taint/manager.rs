@@ -225,8 +225,8 @@ impl NodeTaintManager {
         requested: RequestedTaint,
         health: &NodeHealth,
     ) -> Result<(), ChangeError> {
-        let taint = &self.settings.taint;
-        let done = cluster.set_taint(node, &taint.marking.taint, &taint.marking.old_keys, requested).await;
+        let marking = &self.settings.taint.marking;
+        let done = cluster.set_taint(node, marking, requested).await;
         if done != Ok(false) {
             self.count(Some(requested), &done);
         }
@@ -234,15 +234,14 @@ impl NodeTaintManager {
         self.backoff.note(requested == RequestedTaint::Tainted, node.uid());
         if is_changed {
             let (reason, message) = match requested {
-                RequestedTaint::Tainted => (
-                    EventReason::NodeTainted,
-                    format!("taint {} added: {}", self.settings.taint.marking.taint, health.problem()),
-                ),
+                RequestedTaint::Tainted => {
+                    (EventReason::NodeTainted, format!("taint {} added: {}", marking.taint, health.problem()))
+                }
                 RequestedTaint::Free => (
                     EventReason::NodeFreed,
                     format!(
                         "taint {} removed: pods of the mesh that start here are redirected",
-                        self.settings.taint.marking.taint.key
+                        marking.taint.key
                     ),
                 ),
             };
@@ -291,10 +290,7 @@ impl NodeTaintManager {
             };
             // The node is freed even if its condition cannot be published.
             let freed = if taint.keeps_taint {
-                cluster
-                    .set_taint(&node, &taint.marking.taint, &taint.marking.old_keys, RequestedTaint::Free)
-                    .await
-                    .map(drop)
+                cluster.set_taint(&node, &taint.marking, RequestedTaint::Free).await.map(drop)
             } else {
                 Ok(())
             };
