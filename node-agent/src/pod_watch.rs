@@ -51,7 +51,7 @@ impl Replica for Followers {
     type Item = ListedPod;
 
     fn parser(&self) -> impl Fn(&Value) -> Option<ListedPod> + Clone + Send + Sync + 'static {
-        let filter = self.repair.as_ref().map(|repair| repair.filter().clone());
+        let filter = self.repair.as_ref().map(|repair| repair.filter.clone());
         let is_ambient = self.ambient.is_some();
         move |pod| {
             Some(ListedPod {
@@ -74,7 +74,7 @@ impl Replica for Followers {
             repair.replace(all_broken);
         }
         if let Some(ambient) = &self.ambient {
-            ambient.pod_replica().replace(all_ambient);
+            ambient.replace_pods(all_ambient);
         }
     }
 
@@ -84,7 +84,7 @@ impl Replica for Followers {
             repair.changed(pod);
         }
         if let Some(ambient) = &self.ambient {
-            ambient.pod_replica().changed(pod);
+            ambient.pod_changed(pod);
         }
     }
 
@@ -94,7 +94,7 @@ impl Replica for Followers {
             repair.removed(pod);
         }
         if let Some(ambient) = &self.ambient {
-            ambient.pod_replica().removed(pod);
+            ambient.pod_removed(pod);
         }
     }
 

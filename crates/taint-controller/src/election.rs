@@ -42,7 +42,8 @@ pub struct Candidate {
     pub(crate) name: String,
     /// The Lease as it was seen last, and since when it is so.
     seen: Option<(Value, BootTime)>,
-    acts_until: Option<BootTime>,
+    /// Until when to act; none for who does not lead.
+    pub(crate) acts_until: Option<BootTime>,
     /// How often it began to lead.
     terms: u64,
 }
@@ -89,12 +90,6 @@ impl Candidate {
     #[must_use]
     pub fn term(&self, now: BootTime) -> Option<u64> {
         may_act(self.acts_until, now).then_some(self.terms)
-    }
-
-    /// Until when to act; none for who does not lead.
-    #[must_use]
-    pub const fn acts_until(&self) -> Option<BootTime> {
-        self.acts_until
     }
 
     /// The Lease by which a leader steps down.
@@ -259,7 +254,7 @@ mod tests {
                     }
                     LeaseWrite::Wait => me.lost(),
                 }
-                let acting = both.iter().filter(|one| one.acts_until().is_some_and(|until| until > now)).count();
+                let acting = both.iter().filter(|one| one.acts_until.is_some_and(|until| until > now)).count();
                 prop_assert!(acting <= 1);
             }
         }

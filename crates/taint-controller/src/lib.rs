@@ -130,7 +130,7 @@ async fn lead(
         if leader.take_if(|(led, ..)| Some(*led) != term).is_some() {
             log::warn!(target: SCOPE, "this replica does not lead any more");
         }
-        let until = election.candidate.acts_until();
+        let until = election.candidate.acts_until;
         if let Some((_, acts_until, _)) = &leader {
             acts_until.send_replace(until);
         } else if let Some(term) = term {

@@ -218,7 +218,7 @@ fn follow_pods(
     };
     // Repair may have another node than the agent.
     let (here, elsewhere) = match repair.cloned() {
-        Some(repair) if repair.filter().node != own_node => (None, Some(repair)),
+        Some(repair) if repair.filter.node != own_node => (None, Some(repair)),
         repair => (repair, None),
     };
     let ambient = served.ambient.as_ref().filter(|_| !own_node.is_empty());
@@ -230,7 +230,7 @@ fn follow_pods(
         working.push(follow("pod watch", cluster::pods::of_node(own_node), followers));
     }
     if let Some(repair) = elsewhere {
-        let (selection, metrics) = (repair.selection(), served.parts.metrics.clone());
+        let (selection, metrics) = (repair.filter.selection(), served.parts.metrics.clone());
         let followers = Followers { held: Arc::default(), repair: Some(repair), ambient: None, metrics };
         working.push(follow("watch of another node's pods", selection, followers));
     }

@@ -28,7 +28,7 @@ use zds::socket::SocketEvent;
 use super::add_event::{AddEvents, AddRequest};
 use super::annotations::{self, AnnotationFailure, AnnotationQueue};
 use super::enrolment::{Enrolled, Enrolment, REPLACEMENT};
-use super::inventory::{Due, Inventory, namespaces};
+use super::inventory::{Due, Inventory, NamespaceReplica, namespaces};
 use super::monitor::{self, Monitors, Opened};
 use super::node::{NamedNamespaces, NodePass, NodeTools, ProbePath, ZtunnelLink};
 use super::pod::AmbientPod;
@@ -129,7 +129,7 @@ impl AmbientController {
         let (failures, failed) = mpsc::unbounded_channel();
         let written =
             annotations::write(queue.clone(), connection.clone(), self.parts.metrics.clone(), failures);
-        let namespace_replica = inventory.namespace_replica();
+        let namespace_replica = NamespaceReplica(&inventory);
         tokio::select! {
             never = resync::run(&connection, &watched, &namespace_replica) => match never {},
             never = written => match never {},

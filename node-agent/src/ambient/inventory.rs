@@ -52,7 +52,7 @@ pub struct Inventory {
 
 /// What the inventory has.
 #[derive(Debug, Default)]
-pub struct State {
+struct State {
     /// By UID. None until they were listed.
     pods: Option<BTreeMap<String, Value>>,
     /// Labels, by name. None until they were listed.
@@ -131,85 +131,80 @@ pub fn namespaces(has_usual_selectors: bool) -> Collection {
     }
 }
 
-/// One of the inventory's copies.
-#[derive(Debug)]
-pub struct InventoryReplica<'a, T> {
-    inventory: &'a Inventory,
-    /// What is kept of an object, by its key.
-    keep: fn(&Value) -> Option<(String, T)>,
-    copy: fn(&mut State) -> &mut Option<BTreeMap<String, T>>,
-    /// What a change of the object with this key decides about.
-    note: fn(&mut Due, String),
-    /// Takes whether a watch keeps the copy current.
-    follow: fn(&mut State, bool),
-}
-
+/// The copy of the pods, by UID. The watch of the node's pods has several copies.
 impl Inventory {
-    /// The copy of the pods, by UID.
-    pub const fn pod_replica(&self) -> InventoryReplica<'_, Value> {
-        InventoryReplica {
-            inventory: self,
-            keep: condensed,
-            copy: |state| &mut state.pods,
-            note: |due, uid| drop(due.uids.replace(uid)),
-            // The watch of the node's pods has several copies.
-            follow: |_, _| (),
-        }
-    }
-
-    /// The copy of the namespaces' labels, by name.
-    pub const fn namespace_replica(&self) -> InventoryReplica<'_, Map<String, Value>> {
-        InventoryReplica {
-            inventory: self,
-            keep: labelled,
-            copy: |state| &mut state.namespaces,
-            note: |due, _| due.all = true,
-            follow: |state, is_followed| state.watch.set(is_followed),
-        }
-    }
-}
-
-impl<T: PartialEq + Send + 'static> Replica for InventoryReplica<'_, T> {
-    type Item = (String, T);
-
-    fn parser(&self) -> impl Fn(&Value) -> Option<Self::Item> + Clone + Send + Sync + 'static {
-        self.keep
-    }
-
-    fn replace(&self, items: Vec<Self::Item>) {
-        self.inventory.edit(|state| {
-            *(self.copy)(state) = Some(items.into_iter().collect());
+    /// These are all pods, as [`condensed`] keeps them.
+    pub fn replace_pods(&self, pods: Vec<(String, Value)>) {
+        self.edit(|state| {
+            state.pods = Some(pods.into_iter().collect());
             state.due.all = true;
         });
     }
 
-    fn changed(&self, object: &Value) {
-        let Some((key, kept)) = (self.keep)(object) else { return };
-        self.inventory.edit(|state| {
-            let Some(copy) = (self.copy)(state) else { return };
-            // Other programs write much that decides nothing.
-            if copy.get(&key) != Some(&kept) {
-                copy.insert(key.clone(), kept);
-                (self.note)(&mut state.due, key);
+    /// A pod is new, or changed.
+    pub fn pod_changed(&self, pod: &Value) {
+        let Some((uid, kept)) = condensed(pod) else { return };
+        self.edit(|state| {
+            if put(&mut state.pods, &uid, kept) {
+                state.due.uids.insert(uid);
             }
         });
     }
 
-    fn removed(&self, object: &Value) {
-        let Some((key, _)) = (self.keep)(object) else { return };
-        self.inventory.edit(|state| {
-            drop((self.copy)(state).as_mut().and_then(|copy| copy.remove(&key)));
-            (self.note)(&mut state.due, key);
+    /// A pod is gone.
+    pub fn pod_removed(&self, pod: &Value) {
+        let Some((uid, _)) = condensed(pod) else { return };
+        self.edit(|state| {
+            drop(state.pods.as_mut().and_then(|pods| pods.remove(&uid)));
+            state.due.uids.insert(uid);
+        });
+    }
+}
+
+/// The copy of the namespaces' labels, by name.
+#[derive(Debug)]
+pub struct NamespaceReplica<'a>(pub &'a Inventory);
+
+impl Replica for NamespaceReplica<'_> {
+    type Item = (String, Map<String, Value>);
+
+    fn parser(&self) -> impl Fn(&Value) -> Option<Self::Item> + Clone + Send + Sync + 'static {
+        labelled
+    }
+
+    fn replace(&self, namespaces: Vec<Self::Item>) {
+        self.0.edit(|state| {
+            state.namespaces = Some(namespaces.into_iter().collect());
+            state.due.all = true;
+        });
+    }
+
+    fn changed(&self, namespace: &Value) {
+        let Some((name, labels)) = labelled(namespace) else { return };
+        self.0.edit(|state| state.due.all |= put(&mut state.namespaces, &name, labels));
+    }
+
+    fn removed(&self, namespace: &Value) {
+        let Some((name, _)) = labelled(namespace) else { return };
+        self.0.edit(|state| {
+            drop(state.namespaces.as_mut().and_then(|namespaces| namespaces.remove(&name)));
+            state.due.all = true;
         });
     }
 
     fn followed(&self, is_followed: bool) {
-        (self.follow)(&mut lock(&self.inventory.state), is_followed);
+        lock(&self.0.state).watch.set(is_followed);
     }
 
     fn interrupted(&self) -> bool {
         false
     }
+}
+
+/// Puts an object into a copy that was listed; whether that changes anything: other programs write much that decides nothing.
+fn put<T: PartialEq>(copy: &mut Option<BTreeMap<String, T>>, key: &str, kept: T) -> bool {
+    let copy = copy.as_mut().filter(|copy| copy.get(key) != Some(&kept));
+    copy.map(|copy| copy.insert(key.to_owned(), kept)).is_some()
 }
 
 /// What decides of a pod, by its UID.
@@ -300,9 +295,9 @@ mod tests {
     #[test]
     fn nothing_is_known_before_both_lists_are_there() {
         let inventory = Inventory::default();
-        inventory.pod_replica().replace(vec![condensed(&pod("u-1")).expect("a pod")]);
+        inventory.replace_pods(vec![condensed(&pod("u-1")).expect("a pod")]);
         assert_eq!(inventory.pods(&rules()), None, "without namespaces, pods would seem to have left");
-        inventory.namespace_replica().replace(Vec::new());
+        NamespaceReplica(&inventory).replace(Vec::new());
         assert_eq!(inventory.pods(&rules()).map(|pods| pods.len()), Some(1));
         assert!(inventory.has("u-1") && !inventory.has("u-2"));
     }
@@ -310,18 +305,18 @@ mod tests {
     #[test]
     fn changes_name_the_pods_that_they_decide_about() {
         let inventory = Inventory::default();
-        let (pods, namespaces) = (inventory.pod_replica(), inventory.namespace_replica());
-        pods.replace(vec![condensed(&pod("u-1")).expect("a pod")]);
+        let namespaces = NamespaceReplica(&inventory);
+        inventory.replace_pods(vec![condensed(&pod("u-1")).expect("a pod")]);
         namespaces.replace(Vec::new());
         assert!(inventory.take().all);
         let is_wanted = || inventory.pods(&rules()).expect("lists")[0].is_wanted();
 
         let mut unlike = pod("u-1");
         unlike["status"]["conditions"] = json!([{"type": "Ready"}]);
-        pods.changed(&unlike);
+        inventory.pod_changed(&unlike);
         assert_eq!(inventory.take(), Due::default(), "what the kubelet writes decides nothing");
         unlike["metadata"]["annotations"] = json!({});
-        pods.changed(&unlike);
+        inventory.pod_changed(&unlike);
         assert_eq!(inventory.take().uids, BTreeSet::from(["u-1".to_owned()]));
 
         assert!(!is_wanted());
@@ -332,7 +327,7 @@ mod tests {
         // A watch by label reports so that the label went.
         namespaces.removed(&namespace(None));
         assert!(inventory.take().all && !is_wanted());
-        pods.removed(&unlike);
+        inventory.pod_removed(&unlike);
         assert_eq!(inventory.take().uids, BTreeSet::from(["u-1".to_owned()]));
         assert!(!inventory.has("u-1"));
     }

@@ -40,7 +40,7 @@ const OLDER_KUBECONFIG: &str = "ZZZ-istio-cni-kubeconfig";
 pub struct Installer {
     disk: Arc<dyn Disk>,
     plugin: Arc<dyn Ask>,
-    settings: Settings,
+    pub(crate) settings: Settings,
     /// The plugin's entry, which may change while the agent runs.
     entry: Mutex<EntrySettings>,
     token: Arc<PluginToken>,
@@ -180,10 +180,6 @@ impl Installer {
 
     pub(crate) fn disk(&self) -> &dyn Disk {
         &*self.disk
-    }
-
-    pub(crate) const fn settings(&self) -> &Settings {
-        &self.settings
     }
 
     /// Keeps other agents from the node's directories until it is dropped.

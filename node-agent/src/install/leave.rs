@@ -128,7 +128,7 @@ fn remove_locked(installer: &Installer) -> Result<(), Vec<RemovalError>> {
     if may_call {
         errors.push(RemovalError::Kept);
     } else {
-        let run = &installer.settings().paths.run;
+        let run = &installer.settings.paths.run;
         let sockets = [logging::SOCKET_NAME, plugin_event::SOCKET_NAME];
         let names = [KUBECONFIG, TOKEN_FILE, seen_calls::FILE_NAME, drop_in_reader::FILE_NAME]
             .into_iter()
@@ -145,7 +145,7 @@ fn remove_locked(installer: &Installer) -> Result<(), Vec<RemovalError>> {
 
 /// The directories that are links to nowhere: what is behind them on the node, this container does not see.
 fn hidden(installer: &Installer) -> impl Iterator<Item = RemovalError> {
-    let Paths { net, bin, run, .. } = &installer.settings().paths;
+    let Paths { net, bin, run, .. } = &installer.settings.paths;
     [net, bin, run].into_iter().filter(|path| installer.disk().leads_nowhere(path)).map(|path| {
         let error = std::io::Error::new(
             std::io::ErrorKind::NotFound,
@@ -163,7 +163,7 @@ fn remove_entries(installer: &Installer) -> (Vec<RemovalError>, bool) {
         Err(error) if error.error.kind() == std::io::ErrorKind::NotFound => return (Vec::new(), false),
         Err(error) => return (vec![error.into()], true),
     };
-    let mut removal = conflist_edits::removal(&directory, &installer.settings().placement);
+    let mut removal = conflist_edits::removal(&directory, &installer.settings.placement);
     removal.leftovers.retain(|leftover| !is_without_entry(installer, leftover));
     let mut may_call = removal.leftovers.iter().any(Leftover::may_call);
     let mut errors: Vec<RemovalError> = removal.leftovers.into_iter().map(Into::into).collect();
@@ -197,7 +197,7 @@ fn is_without_entry(installer: &Installer, leftover: &Leftover) -> bool {
     match leftover {
         Leftover::Corrupt { .. } => false,
         Leftover::Unreadable { file, .. } => {
-            let path = installer.settings().paths.net.join(file.trim_end_matches('/'));
+            let path = installer.settings.paths.net.join(file.trim_end_matches('/'));
             // The agent has nothing in a folder behind a link.
             if file.ends_with('/') && installer.disk().link(&path).is_some() {
                 return true;
@@ -212,7 +212,7 @@ fn is_without_entry(installer: &Installer, leftover: &Leftover) -> bool {
 
 /// The binaries that are ours: the plugin, and others of the image that are the same on the node.
 fn binaries(installer: &Installer) -> Vec<PathBuf> {
-    let paths = &installer.settings().paths;
+    let paths = &installer.settings.paths;
     // Where the image is not there, or is the node's own directory, only the plugin is known to be ours.
     let names = installer.source_names().unwrap_or_else(|_| vec![PLUGIN_TYPE.to_owned()]);
     let is_ours = |name: &String| {

@@ -100,7 +100,7 @@ pub fn uninstall(installer: &Installer) -> Result<(), Vec<RemovalError>> {
 
 /// The socket of an agent that runs on this node.
 fn agent(installer: &Installer) -> Option<PathBuf> {
-    let socket = installer.settings().paths.run.join(logging::SOCKET_NAME);
+    let socket = installer.settings.paths.run.join(logging::SOCKET_NAME);
     is_answered(&socket).then_some(socket)
 }
 
@@ -128,7 +128,7 @@ fn pass(installer: &Installer) -> Result<Pass, InstallError> {
 /// The warning about a plugin without credentials.
 #[must_use]
 pub fn without_credentials(installer: &Installer) -> String {
-    let file = installer.settings().paths.kubeconfig();
+    let file = installer.settings.paths.kubeconfig();
     format!(
         "the plugin has no credentials: KUBERNETES_SERVICE_HOST is not set, and {} is not there. Pods are held back, but for those in \
          EXCLUDE_NAMESPACES and the agent's own, until an agent, or another run with credentials, writes that file",

@@ -20,7 +20,7 @@ const TRIES: u32 = 3;
 /// The file of a socket that listens.
 #[derive(Debug)]
 pub struct SocketFile {
-    path: PathBuf,
+    pub(super) path: PathBuf,
     kind: SocketKind,
     id: (u64, u64),
 }
@@ -90,12 +90,6 @@ impl SocketFile {
         let (file, listener) = Self::bind(&self.path, self.kind)?;
         *self = file;
         Ok(listener)
-    }
-
-    /// Its path.
-    #[must_use]
-    pub fn path(&self) -> &Path {
-        &self.path
     }
 
     /// What is at the path now.

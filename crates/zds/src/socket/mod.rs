@@ -279,7 +279,7 @@ impl Thread {
             Place::Taken if self.is_taken => {}
             Place::Taken => {
                 self.is_taken = true;
-                let path = self.file.path().display();
+                let path = self.file.path.display();
                 (self.observe)(SocketEvent::Failed(format!(
                     "{path} is another agent's now; ztunnel connects there"
                 )));
@@ -291,7 +291,7 @@ impl Thread {
                     (self.observe)(SocketEvent::Restored);
                 }
                 Err(error) => {
-                    let path = self.file.path().display();
+                    let path = self.file.path.display();
                     (self.observe)(SocketEvent::Failed(format!(
                         "{path} was removed or abandoned, and cannot be made again: {error}"
                     )));

@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 
+use agent_runtime::resync::Selection;
 use serde_json::Value;
 
 use crate::cluster::pods::ObservedPod;
@@ -63,6 +64,12 @@ pub enum NotBroken {
 }
 
 impl BrokenPodFilter {
+    /// The pods that it is about.
+    #[must_use]
+    pub fn selection(&self) -> Selection {
+        Selection { fields: self.fields.on_node(&self.node), labels: self.labels.as_str().to_owned() }
+    }
+
     /// What shows that a pod is broken.
     ///
     /// # Errors

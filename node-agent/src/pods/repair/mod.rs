@@ -46,7 +46,8 @@ const COMPONENT: &str = "cni-repair";
 /// The repair controller.
 pub struct RepairController {
     action: RepairAction,
-    filter: BrokenPodFilter,
+    /// Which pods are broken.
+    pub filter: BrokenPodFilter,
     label: (String, String),
     paths: Paths,
     /// The container runtime's environment is part of it, and may change while the agent runs.
@@ -72,7 +73,7 @@ impl RepairController {
             log::warn!(target: SCOPE, "repair is off: set NODE_NAME or REPAIR_NODE_NAME to identify the node's pods");
             return None;
         }
-        let Selection { fields, labels } = selection(&filter);
+        let Selection { fields, labels } = filter.selection();
         parts.metrics.start_repair(action, possible_reasons());
         log::info!(target: SCOPE, action = action.label().word(), fields = fields, labels = labels; "watching for broken pods");
         let outage = OutageLog::new("cannot repair a broken pod", "broken pods are repaired again");
@@ -89,18 +90,6 @@ impl RepairController {
             room: Notify::new(),
             outage: Mutex::new(outage),
         }))
-    }
-
-    /// Which pods it is about.
-    #[must_use]
-    pub fn selection(&self) -> Selection {
-        selection(&self.filter)
-    }
-
-    /// Which pods are broken.
-    #[must_use]
-    pub const fn filter(&self) -> &BrokenPodFilter {
-        &self.filter
     }
 
     fn forget(&self, pod: &Value) -> bool {
@@ -326,8 +315,4 @@ impl RepairController {
     pub async fn wants_list(&self) {
         self.room.notified().await;
     }
-}
-
-fn selection(filter: &BrokenPodFilter) -> Selection {
-    Selection { fields: filter.fields.on_node(&filter.node), labels: filter.labels.as_str().to_owned() }
 }
