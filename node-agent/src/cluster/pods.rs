@@ -60,7 +60,7 @@ pub struct ObservedPod {
 }
 
 impl ObservedPod {
-    /// Which pod an object is; none if it does not say so.
+    /// Which pod an object is; none if a part of that is missing.
     #[must_use]
     pub fn of(pod: &Value) -> Option<Self> {
         let metadata = pod.get("metadata")?;

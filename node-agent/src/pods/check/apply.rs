@@ -132,7 +132,7 @@ pub struct Redirected {
 /// Why a network namespace is not redirected.
 #[derive(Debug, thiserror::Error)]
 pub enum ApplyFailure {
-    /// There is no plan: the settings are invalid, the plugin would skip the pod, or the agent lacks the memory.
+    /// No plan was made: the settings are invalid, the plugin would skip the pod, or the agent lacks the memory.
     #[error(transparent)]
     NoPlan(#[from] PodProblem),
     /// The plan is not in force.
