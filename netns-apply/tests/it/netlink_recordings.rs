@@ -8,7 +8,10 @@ use crate::common::{
     Recording, apply, changes, is_in_force, namespace, observe, recordings, run, strict_recordings,
 };
 use netfilter_state::state::IptablesTables;
-use redirect_core::{Family, RulePlan, rule::Table};
+use redirect_core::{
+    Family, RulePlan,
+    rule::{Rule, Table},
+};
 use test_support::netns::State;
 
 fn restore_programs(family: Family) -> (&'static str, &'static str) {
@@ -113,7 +116,7 @@ fn find(family: Family, recording: &Recording, found: &mut HashSet<String>) {
     let (_, program) = restore_programs(family);
     for table in Table::ALL.iter().copied() {
         for (chain, entries) in recording.plan.rules(family).chains(table) {
-            for text in entries.iter().map(|rule| rule.text()) {
+            for text in entries.iter().map(Rule::text) {
                 if found.insert(format!("{program} {} {} {text}", table.name(), chain.name())) {
                     let args = ["-t", table.name(), "-C", chain.name()];
                     run(program, &[&args, &*text.split(' ').collect::<Vec<_>>()].concat(), "");

@@ -177,7 +177,12 @@ impl Acceptor for TcpListener {
     }
 }
 
-/// Answers requests for ever. Silent clients, however many, do not block others. `patience`: how long a request's head may take.
+/// Answers requests for ever. Silent clients, however many, do not block others.
+pub async fn connections(listener: impl Acceptor, answer: Handler) -> Infallible {
+    answer_within(HEAD_PATIENCE, listener, answer).await
+}
+
+/// `patience`: how long a request's head may take.
 async fn answer_within(patience: Duration, listener: impl Acceptor, answer: Handler) -> Infallible {
     let slots = Slots::new(MOST_CONNECTIONS);
     loop {
@@ -223,7 +228,7 @@ pub fn spawn(
     listener: impl Acceptor + Send + Sync + 'static,
     answer: Handler,
 ) -> AbortHandle {
-    tasks.spawn(name, async move { match answer_within(HEAD_PATIENCE, listener, answer).await {} })
+    tasks.spawn(name, async move { match connections(listener, answer).await {} })
 }
 
 #[cfg(test)]

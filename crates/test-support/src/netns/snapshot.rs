@@ -41,7 +41,6 @@ impl Snapshot {
                 sections.insert(section, chain_lines(&saved(section, Some(&nft))?));
             }
             sections.insert("nft", ruleset(&nft));
-            let mut of_lo = Vec::new();
             for (family, rule, route) in
                 [("-4", "ip -4 rule", "ip -4 route"), ("-6", "ip -6 rule", "ip -6 route")]
             {
@@ -51,9 +50,8 @@ impl Snapshot {
                 let (rules, routes) = routing.lines().partition::<Vec<_>, _>(|line| line.contains(":\t"));
                 sections.insert(rule, lines(rules));
                 sections.insert(route, lines(routes));
-                of_lo.extend(addresses(lo));
+                sections.entry("lo").or_insert_with(Vec::new).extend(addresses(lo));
             }
-            sections.insert("lo", of_lo);
             Ok(Self(sections))
         })?
     }
@@ -65,14 +63,10 @@ impl Snapshot {
             let then = before.0.get(section).map(Vec::as_slice).unwrap_or_default();
             let only_in = |one: &[String], other: &[String], is_lost| -> Vec<SnapshotDiff> {
                 let missing = one.iter().filter(|line| count(one, line) > count(other, line));
-                let missing: BTreeSet<&String> = missing.collect();
-                missing
-                    .into_iter()
-                    .map(|line| SnapshotDiff { section, is_lost, line: line.clone() })
-                    .collect()
+                let missing = missing.cloned().collect::<BTreeSet<String>>().into_iter();
+                missing.map(|line| SnapshotDiff { section, is_lost, line }).collect()
             };
-            let mut found = only_in(then, now, true);
-            found.extend(only_in(now, then, false));
+            let mut found = [only_in(then, now, true), only_in(now, then, false)].concat();
             if found.is_empty() && now != then {
                 let line = format!("the same lines in another order: {now:?}, before {then:?}");
                 found.push(SnapshotDiff { section, is_lost: false, line });

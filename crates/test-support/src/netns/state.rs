@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 
-use anyhow::{Context, Error, Result, bail};
+use anyhow::{Context, Error, Result};
 use serde_json::Value;
 
 use super::Namespace;
@@ -44,7 +44,7 @@ impl State {
     pub(super) fn of(namespace: &Namespace, with_nft: bool) -> Result<Self> {
         namespace.enter(|| {
             let (v4, v6) = (routing(&["-4"], "all type local")?, routing(&["-6"], "all type local")?);
-            let nft = if with_nft { Some(print("nft", &["-s", "list", "ruleset"], "")?) } else { None };
+            let nft = with_nft.then(|| print("nft", &["-s", "list", "ruleset"], "")).transpose()?;
             let nft = nft.as_deref();
             Ok(Self {
                 v4: of_either("iptables", nft)?,
@@ -139,21 +139,16 @@ pub(super) fn routing(options: &[&str], routes: &str) -> Result<String> {
 /// What a variant's save program prints, such as `ip6tables-legacy`'s. Nothing is asked for tables that are not there, as `nft list ruleset` and
 /// `/proc` say: asking takes long, and could make one.
 pub(super) fn saved(variant: &str, ruleset: Option<&str>) -> Result<Tables> {
-    let in_proc =
-        |names| !fs::read_to_string(format!("/proc/thread-self/net/{names}")).unwrap_or_default().is_empty();
-    let in_ruleset =
-        |start| ruleset.is_none_or(|ruleset| ruleset.lines().any(|line| line.starts_with(start)));
-    let has_any = match variant {
-        "iptables-legacy" => in_proc("ip_tables_names"),
-        "ip6tables-legacy" => in_proc("ip6_tables_names"),
-        "iptables-nft" => in_ruleset("table ip "),
-        "ip6tables-nft" => in_ruleset("table ip6 "),
-        other => bail!("{other} is no variant"),
+    let (family, kind) = variant.split_once("tables-").context("no variant")?;
+    let names = || fs::read_to_string(format!("/proc/thread-self/net/{family}_tables_names"));
+    let has_table = |ruleset: &str| ruleset.lines().any(|line| line.starts_with(&format!("table {family} ")));
+    let is_there = if kind == "legacy" {
+        names().is_ok_and(|all| !all.is_empty())
+    } else {
+        ruleset.is_none_or(has_table)
     };
-    if !has_any {
-        return Ok(Tables::new());
-    }
-    Ok(tables(&print(&format!("{variant}-save"), &[], "")?))
+    let text = if is_there { print(&format!("{variant}-save"), &[], "")? } else { String::new() };
+    Ok(tables(&text))
 }
 
 /// Of whichever variant holds rules.
