@@ -410,7 +410,7 @@ ip route add 192.0.2.0/24 dev eth0 table 77";
 /// are compared by [`mismatch`] as far as they matter.
 pub fn lost_or_added(namespace: &Namespace, before: &Snapshot) -> Vec<String> {
     let changes = namespace.snapshot().expect("a snapshot").changes_since(before);
-    let is_numbered = |line: &str| line.ends_with("fwmark 0x539 lookup 133");
+    let is_numbered = |line: &str| line.ends_with("fwmark 0x539 lookup 133 proto unspec");
     let changes = changes.iter().filter(|change| {
         !change.line.starts_with("the same lines in another order") && !is_numbered(change.line.trim_end())
     });
