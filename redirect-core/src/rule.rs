@@ -389,7 +389,21 @@ impl Match {
     /// Whether every packet of the rule's family fulfils it: `-d 0.0.0.0/0`, which iptables leaves away.
     #[must_use]
     pub fn is_always_true(&self) -> bool {
-        matches!(self, Self::Source(is) | Self::Destination(is) if !is.not && is.value.prefix_len() == 0)
+        match self {
+            Self::Source(is) | Self::Destination(is) => !is.not && is.value.prefix_len() == 0,
+            Self::InInterface(_)
+            | Self::OutInterface(_)
+            | Self::Protocol(_)
+            | Self::SourcePort(_)
+            | Self::DestinationPort(_)
+            | Self::DestinationPorts(_)
+            | Self::TcpFlags(_)
+            | Self::Tracked(_)
+            | Self::OwnerUid(_)
+            | Self::OwnerGid(_)
+            | Self::Mark(_)
+            | Self::ConnMark(_) => false,
+        }
     }
 
     /// Whether it compares ports.

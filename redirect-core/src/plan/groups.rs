@@ -191,7 +191,8 @@ impl RuleListBuilder<'_> {
         }
     }
 
-    /// For an owner, whom a condition asks for, or with true for all but him. The proxy calling itself is inbound; the application calling itself, and the proxy's own calls, are not captured.
+    /// The proxy calling itself is inbound; the application calling itself, and the proxy's own calls, are not captured. `owner` makes the
+    /// condition that packets are the proxy's, or with true that they are not.
     fn proxy_owner(&mut self, r: &Redirect, setting: Key, ports: &Match, owner: impl Fn(bool) -> Match) {
         let group = self.group(setting, "the proxy calling its own pod is an inbound call");
         let called =

@@ -326,8 +326,10 @@ impl FamilyRules {
     /// How many rules of this chain go before other programs' rules: only built-in chains have any.
     #[must_use]
     pub fn leading(&self, table: Table, chain: &Chain) -> usize {
-        let Chain::Hook(hook) = chain else { return 0 };
-        self.leading.get(&(table, *hook)).copied().unwrap_or(0)
+        match chain {
+            Chain::Hook(hook) => self.leading.get(&(table, *hook)).copied().unwrap_or(0),
+            Chain::Ours(_) | Chain::Other(_) => 0,
+        }
     }
 }
 

@@ -56,8 +56,18 @@ impl MessagePart<'_> {
     /// The xt matches and targets it needs, which the kernel may not have.
     #[must_use]
     pub fn extensions(&self) -> Vec<(Family, Extension)> {
-        let Self::Rule(ChainRef { family, .. }, Entry::Rule(rule)) = self else { return Vec::new() };
-        Extension::of_rule(rule).map(|extension| (*family, extension)).collect()
+        match self {
+            Self::Rule(ChainRef { family, .. }, Entry::Rule(rule)) => {
+                Extension::of_rule(rule).map(|extension| (*family, extension)).collect()
+            }
+            Self::Rule(..)
+            | Self::Table(_)
+            | Self::Chain(_)
+            | Self::RemovedChain(_)
+            | Self::RemovedRule(_)
+            | Self::NativeRule { .. }
+            | Self::Native(_) => Vec::new(),
+        }
     }
 }
 
