@@ -138,7 +138,8 @@ impl<'a> Envelope<'a> {
         let old_node_name = reader.text("kubernetes.node_name");
         reader.text("kubernetes.cni_bin_dir");
         let old_kubeconfig = reader.absolute("kubernetes.kubeconfig", old_kubeconfig);
-        let old_excluded = reader.strings("kubernetes.exclude_namespaces");
+        let old_excluded = reader.value("kubernetes.exclude_namespaces");
+        let old_excluded = reader.fields.strings("kubernetes.exclude_namespaces", old_excluded.as_ref());
         reader.text("type");
         let (new_level, old_level) = (reader.text("plugin_log_level"), reader.text("log_level"));
         let pod_namespace = reader.text("pod_namespace").unwrap_or_default();
@@ -160,7 +161,7 @@ impl<'a> Envelope<'a> {
         let strict_capture = switch("strict_capture");
         let ambient_enabled = switch("ambient_enabled");
         let exclude_namespaces = match reader.value("exclude_namespaces") {
-            Some(_) => reader.strings("exclude_namespaces"),
+            Some(value) => reader.fields.strings("exclude_namespaces", Some(&value)),
             None => old_excluded,
         };
         let sandboxed = reader.sandboxed();
@@ -212,11 +213,6 @@ impl KeyReader<'_> {
     fn switch(&mut self, path: &str) -> Option<bool> {
         let value = self.value(path);
         self.fields.bool(path, value.as_ref())
-    }
-
-    fn strings(&mut self, path: &str) -> Vec<String> {
-        let value = self.value(path);
-        self.fields.strings(path, value.as_ref())
     }
 
     fn absolute(&mut self, path: &str, text: Option<String>) -> Option<PathBuf> {
@@ -274,8 +270,8 @@ impl KeyReader<'_> {
 
     fn sandboxed(&mut self) -> SandboxedRuntimes {
         let mut sandboxed = SandboxedRuntimes::default();
-        if self.value("sandboxed_runtimes").is_some() {
-            sandboxed.names = self.strings("sandboxed_runtimes");
+        if let Some(names) = self.value("sandboxed_runtimes") {
+            sandboxed.names = self.fields.strings("sandboxed_runtimes", Some(&names));
         }
         if let Some(word) = self.text("sandboxed_pods") {
             match SandboxedPods::parse(&word) {
