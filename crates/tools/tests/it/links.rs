@@ -4,8 +4,9 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
     path::{Path, PathBuf},
-    process::Command,
 };
+
+use crate::project_files;
 
 #[test]
 fn every_link_leads_somewhere() {
@@ -26,16 +27,9 @@ fn every_link_leads_somewhere() {
     assert!(links >= 100, "only {links} links were found");
 }
 
-/// The Markdown files that belong to the project: those that git has, or would take.
+/// The Markdown files that belong to the project.
 fn documents() -> Vec<PathBuf> {
-    let root =
-        Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().expect("the project's folder");
-    let arguments =
-        ["-c", "safe.directory=*", "ls-files", "--cached", "--others", "--exclude-standard", "*.md"];
-    let output = Command::new("git").args(arguments).current_dir(&root).output().expect("git");
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let names = String::from_utf8(output.stdout).expect("UTF-8");
-    names.lines().map(|name| root.join(name)).filter(|file| file.exists()).collect()
+    project_files(&["*.md"])
 }
 
 fn read(file: &Path) -> String {

@@ -1,7 +1,13 @@
 //! Documents that name a test for everything they claim, as `file: name` in the last column of a table behind the mark
 //! `<!-- named tests -->`: each of these tests exists.
 
-use std::{fs, path::Path};
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+};
+
+use crate::project_files;
 
 /// The documents, and the fewest claims each of them makes.
 const DOCUMENTS: [(&str, usize); 5] = [
@@ -24,26 +30,28 @@ fn every_test_that_a_document_names_exists() {
     }
 }
 
-/// The files whose commands name tests: a name that is not one runs no test, and cargo is content.
-const COMMANDS: [&str; 4] = ["Makefile", "CONTRIBUTING.md", "scripts/recipe.sh", "scripts/sanitize.sh"];
-
+/// A filter that no test has runs none, and cargo is content.
 #[test]
 fn every_test_that_a_command_names_exists() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let folders = packages();
+    let mut wrong = Vec::new();
     let mut count = 0;
-    for file in COMMANDS {
-        let text = fs::read_to_string(root.join(file)).expect(file);
-        for (program, test) in commands(&text) {
-            let folders = ["e2e/tests", "redirect-core/tests", "netns-apply/tests", "redirectctl/tests"];
-            let crates = ["netfilter-state", "packet-trace", "settings-cli", "tools"]
-                .map(|name| format!("crates/{name}/tests"));
-            let mut folders = folders.map(str::to_owned).into_iter().chain(crates);
-            let exists = folders.any(|folder| has_test(&root.join(folder).join(program), test));
-            assert!(exists, "{file} names --test {program} {test}, which does not exist");
+    for file in project_files(&["Makefile", "*.md", "*.sh"]) {
+        let text = fs::read_to_string(&file).expect("a text").replace("\\\n", " ");
+        for command in text.lines().flat_map(commands) {
+            let Command { package, program, filters } = &command;
+            let tests = folders.get(*package).map(|folder| tests_of(&folder.join("tests").join(program)));
+            let tests = tests.unwrap_or_default();
+            let unknown: Vec<&&str> =
+                filters.iter().filter(|filter| !tests.iter().any(|test| test.contains(**filter))).collect();
+            if tests.is_empty() || !unknown.is_empty() {
+                wrong.push(format!("{}: -p {package} --test {program}: {unknown:?}", file.display()));
+            }
             count += 1;
         }
     }
-    assert!(count >= 25, "{count} commands");
+    assert!(wrong.is_empty(), "commands run no test: {wrong:#?}");
+    assert!(count >= 50, "{count} commands");
 }
 
 /// The functions that an annotation passes: each line of ARCHITECTURE.md's list begins with one, and the file that has it.
@@ -66,21 +74,72 @@ fn every_function_on_an_annotations_way_exists() {
     }
 }
 
-/// The test programs that commands name, each with the beginning of its tests' names.
-fn commands(text: &str) -> impl Iterator<Item = (&str, &str)> {
-    text.split("--test ").skip(1).filter_map(|rest| {
-        let mut words = rest.split([' ', '\n', '`', '"']);
-        let program = words.next()?;
-        let test = words.find(|word| !matches!(*word, "--" | "--nocapture" | "--ignored"))?;
-        test.contains("::").then_some((program, test))
-    })
+/// A command that runs a test program.
+struct Command<'t> {
+    package: &'t str,
+    program: &'t str,
+    /// Parts of tests' names: of those it runs, and of those it leaves out.
+    filters: Vec<&'t str>,
 }
 
-/// Whether a program has a module of this path, and in it a function whose name begins so.
-fn has_test(program: &Path, test: &str) -> bool {
-    let Some((module, name)) = test.rsplit_once("::") else { return false };
-    let file = program.join(module.replace("::", "/")).with_extension("rs");
-    fs::read_to_string(file).is_ok_and(|source| source.contains(&format!("\nfn {name}")))
+/// The commands of a line that name a test program, and those that it begins with `$$test`, where it has put one that does.
+fn commands(line: &str) -> Vec<Command<'_>> {
+    let mut found: Vec<Command<'_>> = Vec::new();
+    let mut package = "";
+    let mut is_open = false;
+    let mut words = line.split_whitespace();
+    while let Some(word) = words.next() {
+        match (word, found.last_mut()) {
+            ("-p" | "--package", _) => package = words.next().unwrap_or_default(),
+            ("--test", _) => {
+                let program = words.next().unwrap_or_default().trim_end_matches('`');
+                found.push(Command { package, program, filters: Vec::new() });
+                is_open = true;
+            }
+            ("$$test", Some(_)) => is_open = true,
+            ("&&" | "||" | "|", _) => is_open = false,
+            (_, Some(command)) if is_open => {
+                let filter = word.split(['$', '"', '`', ';', ')']).next().unwrap_or_default();
+                if !filter.is_empty() && !filter.starts_with('-') {
+                    command.filters.push(filter);
+                }
+                is_open = !word.contains(['"', '`', ';']);
+            }
+            _ => {}
+        }
+    }
+    found
+}
+
+/// The folder of each package of the workspace.
+fn packages() -> BTreeMap<String, PathBuf> {
+    let manifests = project_files(&["*Cargo.toml"]);
+    let named = manifests.into_iter().filter_map(|manifest| {
+        let text = fs::read_to_string(&manifest).expect("a manifest");
+        let name = text.split_once("[package]\nname = \"")?.1.split('"').next()?.to_owned();
+        Some((name, manifest.parent()?.to_owned()))
+    });
+    named.collect()
+}
+
+/// The names of a program's tests: their modules, and their functions.
+fn tests_of(program: &Path) -> Vec<String> {
+    let mut tests = Vec::new();
+    let mut folders = vec![(program.to_owned(), String::new())];
+    while let Some((folder, modules)) = folders.pop() {
+        for entry in fs::read_dir(&folder).into_iter().flatten() {
+            let file = entry.expect("an entry").path();
+            let stem = file.file_stem().and_then(|name| name.to_str()).expect("UTF-8");
+            let module =
+                if stem == "main" || stem == "mod" { modules.clone() } else { format!("{modules}{stem}::") };
+            if file.is_dir() {
+                folders.push((file, module));
+            } else if let Ok(source) = fs::read_to_string(&file) {
+                tests.extend(functions_of_tests(&source).map(|name| format!("{module}{name}")));
+            }
+        }
+    }
+    tests
 }
 
 /// The last cells of all rows of the marked tables.
@@ -96,12 +155,12 @@ fn named_tests(text: &str) -> Vec<&str> {
 fn exists(root: &Path, test: &str) -> bool {
     test.split_once(": ").is_some_and(|(file, name)| {
         let source = fs::read_to_string(root.join(file)).unwrap_or_default();
-        let mut tests = source.split("#[test]").skip(1).chain(source.split("#[tokio::test").skip(1));
-        tests.any(|after| first_function(after) == Some(name))
+        functions_of_tests(&source).any(|function| function == name)
     })
 }
 
-/// The name of the first function in some source.
-fn first_function(source: &str) -> Option<&str> {
-    source.split_once("fn ")?.1.split('(').next()
+/// The functions of some source that are tests.
+fn functions_of_tests(source: &str) -> impl Iterator<Item = &str> {
+    let tests = source.split("#[test]").skip(1).chain(source.split("#[tokio::test").skip(1));
+    tests.filter_map(|after| after.split_once("fn ")?.1.split('(').next())
 }
