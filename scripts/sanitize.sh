@@ -13,8 +13,8 @@ target=x86_64-unknown-linux-gnu
 folder=$(realpath -m "${CARGO_TARGET_DIR:-target}/sanitize")
 
 export SAMPLES=all
-# With a target named, build scripts and macros, which run within the compiler, go without.
-sanitized() { RUSTFLAGS=-Zsanitizer=address CARGO_TARGET_DIR=$folder cargo +nightly "$@" --locked --target "$target"; }
+# With a target named, build scripts and macros, which run within the compiler, go without. A report names lines.
+sanitized() { RUSTFLAGS=-Zsanitizer=address CARGO_PROFILE_DEV_DEBUG=line-tables-only CARGO_TARGET_DIR=$folder cargo +nightly "$@" --locked --target "$target"; }
 
 sanitized test --package netns-apply
 sanitized build --package istio-iptables
