@@ -104,6 +104,9 @@ pub const fn table_family_number(of: TableFamily) -> u8 {
 
 /// Attributes, by the message or object they belong to.
 pub mod attribute {
+    /// The name of a table, in its own message and in those about what it holds.
+    pub const TABLE: u16 = 1;
+
     pub mod generation {
         pub const ID: u16 = 1;
         pub const PROCESS: u16 = 2;
@@ -113,7 +116,6 @@ pub mod attribute {
         pub const GENERATION: u16 = 1;
     }
     pub mod table {
-        pub const NAME: u16 = 1;
         pub const FLAGS: u16 = 2;
         pub const OWNER: u16 = 7;
     }
@@ -123,7 +125,6 @@ pub mod attribute {
         pub const NAME: u16 = 2;
     }
     pub mod chain {
-        pub const TABLE: u16 = 1;
         pub const HANDLE: u16 = 2;
         pub const NAME: u16 = 3;
         pub const HOOK: u16 = 4;
@@ -164,7 +165,6 @@ pub mod attribute {
         pub const ID: u16 = 1;
     }
     pub mod rule {
-        pub const TABLE: u16 = 1;
         pub const CHAIN: u16 = 2;
         pub const HANDLE: u16 = 3;
         pub const EXPRESSIONS: u16 = 4;
@@ -301,7 +301,6 @@ pub mod attribute {
         pub const DESTINATION: u16 = 1;
     }
     pub mod set {
-        pub const TABLE: u16 = 1;
         pub const NAME: u16 = 2;
         pub const FLAGS: u16 = 3;
         pub const KEY_TYPE: u16 = 4;
@@ -317,6 +316,22 @@ pub mod attribute {
         pub const OBJECT_TYPE: u16 = 15;
         pub const EXPRESSION: u16 = 17;
         pub const EXPRESSIONS: u16 = 18;
+        /// What one may be created with; the rest is for reading only.
+        pub const WRITABLE: [u16; 13] = [
+            FLAGS,
+            KEY_TYPE,
+            KEY_LENGTH,
+            DATA_TYPE,
+            DATA_LENGTH,
+            POLICY,
+            DESCRIPTION,
+            TIMEOUT,
+            GC_INTERVAL,
+            USER_DATA,
+            OBJECT_TYPE,
+            EXPRESSION,
+            EXPRESSIONS,
+        ];
     }
     pub mod set_description {
         pub const SIZE: u16 = 1;
@@ -327,7 +342,6 @@ pub mod attribute {
         pub const LENGTH: u16 = 1;
     }
     pub mod elements {
-        pub const TABLE: u16 = 1;
         pub const SET: u16 = 2;
         pub const ELEMENTS: u16 = 3;
         pub const SET_ID: u16 = 4;
@@ -344,13 +358,17 @@ pub mod attribute {
         pub const OBJECT: u16 = 9;
         pub const KEY_END: u16 = 10;
         pub const EXPRESSIONS: u16 = 11;
+        /// What one may be created with.
+        pub const WRITABLE: [u16; 9] =
+            [KEY, DATA, FLAGS, TIMEOUT, USER_DATA, EXPRESSION, OBJECT, KEY_END, EXPRESSIONS];
     }
     pub mod object {
-        pub const TABLE: u16 = 1;
         pub const NAME: u16 = 2;
         pub const TYPE: u16 = 3;
         pub const DATA: u16 = 4;
         pub const USER_DATA: u16 = 8;
+        /// What one may be created with.
+        pub const WRITABLE: [u16; 5] = [super::TABLE, NAME, TYPE, DATA, USER_DATA];
     }
     /// Of an error message.
     pub mod error {

@@ -273,6 +273,11 @@ pub(crate) struct Attributes<'a> {
 }
 
 impl<'a> Attributes<'a> {
+    /// Their bytes.
+    pub(crate) const fn raw(self) -> &'a [u8] {
+        self.bytes
+    }
+
     /// The first attribute of this type.
     pub(crate) fn find(&self, kind: u16) -> Option<Attribute<'a>> {
         let mut all = *self;

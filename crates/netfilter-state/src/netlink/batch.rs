@@ -98,7 +98,7 @@ impl<'a> Batch<'a> {
         let number = family.number();
         if !self.observed.has_table(family, table) {
             self.part(kind::NEW_TABLE, flags::CREATE, number, MessagePart::Table(table.name()), |body| {
-                body.text(attribute::table::NAME, table.name());
+                body.text(attribute::TABLE, table.name());
             });
         }
         let place = |chain: &'a Chain| ChainRef { family, table, chain };
@@ -111,7 +111,7 @@ impl<'a> Batch<'a> {
         for (chain, _) in layouts.iter().filter(|(_, layout)| layout.is_removed()) {
             let part = MessagePart::RemovedChain(place(chain));
             self.part(kind::DELETE_CHAIN, 0, number, part, |body| {
-                body.text(attribute::chain::TABLE, table.name());
+                body.text(attribute::TABLE, table.name());
                 body.text(attribute::chain::NAME, chain.name());
             });
         }
@@ -131,7 +131,7 @@ impl<'a> Batch<'a> {
             number,
             MessagePart::Chain(place),
             |body| {
-                body.text(attribute::chain::TABLE, table.name());
+                body.text(attribute::TABLE, table.name());
                 body.text(attribute::chain::NAME, chain.name());
                 if let Chain::Hook(hook) = chain {
                     ChainHook::built_in(table, *hook).write(body);
@@ -144,7 +144,7 @@ impl<'a> Batch<'a> {
     fn removals(&mut self, place: ChainRef<'a>, number: u8, layout: &ChainLayout<'a>) {
         let body = move |handle: Option<u64>| {
             move |body: &mut MessageWriter| {
-                body.text(attribute::rule::TABLE, place.table.name());
+                body.text(attribute::TABLE, place.table.name());
                 body.text(attribute::rule::CHAIN, place.chain.name());
                 if let Some(handle) = handle {
                     body.u64(attribute::rule::HANDLE, handle);
@@ -170,7 +170,7 @@ impl<'a> Batch<'a> {
         let flags = flags::CREATE | if before.is_some() { 0 } else { flags::APPEND };
         let mut result = Ok(());
         self.part(kind::NEW_RULE, flags, family.number(), MessagePart::Rule(place, entry), |body| {
-            body.text(attribute::rule::TABLE, place.table.name());
+            body.text(attribute::TABLE, place.table.name());
             body.text(attribute::rule::CHAIN, place.chain.name());
             result = rule_body(body, entry, family);
             if matches!((place.chain, entry), (Chain::Hook(_), Entry::Rule(_))) {
@@ -270,7 +270,7 @@ fn lock_transaction(kind: u16, table_flags: u16, transaction: u32, table: u32) -
     writer.message(Head::of_transaction(kind::BATCH_BEGIN, transaction), |_| {});
     let flags = table_flags | flags::REQUEST | flags::ACK;
     writer.message(Head { kind, flags, sequence: table, family: family::INET, resource: 0 }, |body| {
-        body.text(attribute::table::NAME, DataPlane::NFT_LOCK_TABLE);
+        body.text(attribute::TABLE, DataPlane::NFT_LOCK_TABLE);
         if kind == kind::NEW_TABLE {
             body.u32(attribute::table::FLAGS, abi::OWNED_BY_SOCKET);
         }

@@ -26,40 +26,6 @@ use std::{
     sync::Arc,
 };
 
-/// What a set may be created with; the rest is for reading only.
-const SET_ATTRIBUTES: [u16; 13] = {
-    use attribute::set::{
-        DATA_LENGTH, DATA_TYPE, DESCRIPTION, EXPRESSION, EXPRESSIONS, FLAGS, GC_INTERVAL, KEY_LENGTH,
-        KEY_TYPE, OBJECT_TYPE, POLICY, TIMEOUT, USER_DATA,
-    };
-    [
-        FLAGS,
-        KEY_TYPE,
-        KEY_LENGTH,
-        DATA_TYPE,
-        DATA_LENGTH,
-        POLICY,
-        DESCRIPTION,
-        USER_DATA,
-        OBJECT_TYPE,
-        EXPRESSION,
-        EXPRESSIONS,
-        TIMEOUT,
-        GC_INTERVAL,
-    ]
-};
-/// What an element may be created with.
-const ELEMENT_ATTRIBUTES: [u16; 9] = {
-    use attribute::element::{
-        DATA, EXPRESSION, EXPRESSIONS, FLAGS, KEY, KEY_END, OBJECT, TIMEOUT, USER_DATA,
-    };
-    [KEY, DATA, FLAGS, TIMEOUT, USER_DATA, EXPRESSION, OBJECT, KEY_END, EXPRESSIONS]
-};
-/// What an object may be created with.
-const OBJECT_ATTRIBUTES: [u16; 5] = {
-    use attribute::object::{DATA, NAME, TABLE, TYPE, USER_DATA};
-    [TABLE, NAME, TYPE, DATA, USER_DATA]
-};
 /// How many bytes of elements a message carries: their list has a length of 16 bits.
 const ELEMENT_BYTES: usize = 48 * 1024;
 
@@ -84,7 +50,7 @@ impl<'a> Batch<'a> {
 
     fn remove_native_table(&mut self, name: &str) {
         self.native_part(kind::DELETE_TABLE, 0, "removal of a native table", |body| {
-            body.text(attribute::table::NAME, name);
+            body.text(attribute::TABLE, name);
         });
     }
 
@@ -114,7 +80,7 @@ impl<'a> TableChange<'a> {
     fn write(&self, batch: &mut Batch<'a>) {
         if self.now.is_none_or(|now| now.flags != self.wanted.flags) {
             batch.native_part(kind::NEW_TABLE, flags::CREATE, "a native table", |body| {
-                body.text(attribute::table::NAME, self.name);
+                body.text(attribute::TABLE, self.name);
                 if self.now.is_some() || self.wanted.flags != 0 {
                     body.u32(attribute::table::FLAGS, self.wanted.flags);
                 }
@@ -160,7 +126,7 @@ impl<'a> TableChange<'a> {
                 chain.rules.iter().filter(|rule| !rule.handle.is_some_and(|handle| staying.contains(&handle)))
             {
                 batch.native_part(kind::DELETE_RULE, 0, "removal of a rule of a native table", |body| {
-                    body.text(attribute::rule::TABLE, self.name);
+                    body.text(attribute::TABLE, self.name);
                     body.text(attribute::rule::CHAIN, name);
                     if let Some(handle) = rule.handle {
                         body.u64(attribute::rule::HANDLE, handle);
@@ -170,7 +136,7 @@ impl<'a> TableChange<'a> {
         }
         for name in now.chains.keys().filter(|name| self.kept_chain(name).is_none()) {
             batch.native_part(kind::DELETE_CHAIN, 0, "removal of a chain of a native table", |body| {
-                body.text(attribute::chain::TABLE, self.name);
+                body.text(attribute::TABLE, self.name);
                 body.text(attribute::chain::NAME, name);
             });
         }
@@ -218,7 +184,7 @@ impl<'a> TableChange<'a> {
                 continue;
             }
             batch.native_part(kind::NEW_CHAIN, flags::CREATE, "a chain of a native table", |body| {
-                body.text(attribute::chain::TABLE, self.name);
+                body.text(attribute::TABLE, self.name);
                 body.text(attribute::chain::NAME, name);
                 match (&wanted.hook, kept) {
                     (Some(hook), None) => hook.write(body),
@@ -234,7 +200,7 @@ impl<'a> TableChange<'a> {
         let there = |key: &Vec<u8>| self.now.is_some_and(|now| now.objects.contains_key(key));
         for (_, object) in self.wanted.objects.iter().filter(|(key, _)| !there(key)) {
             batch.native_part(kind::NEW_OBJECT, flags::CREATE, "an object of a native table", |body| {
-                copy(body, object, &OBJECT_ATTRIBUTES);
+                copy(body, object, &attribute::object::WRITABLE);
             });
         }
     }
@@ -254,7 +220,7 @@ impl<'a> TableChange<'a> {
         let flags = flags::CREATE | if before.is_some() { 0 } else { flags::APPEND };
         let part = MessagePart::NativeRule { table: self.name, chain, expressions: &rule.expressions };
         batch.part(kind::NEW_RULE, flags, family::INET, part, |body| {
-            body.text(attribute::rule::TABLE, self.name);
+            body.text(attribute::TABLE, self.name);
             body.text(attribute::rule::CHAIN, chain);
             body.nested(attribute::rule::EXPRESSIONS, |list| {
                 if numbers.is_empty() {
@@ -297,19 +263,21 @@ impl<'a> TableChange<'a> {
         let number = batch.sets;
         let Some(set) = self.wanted.sets.get(key) else { return number };
         batch.native_part(kind::NEW_SET, flags::CREATE, WORDS, |body| {
-            body.text(attribute::set::TABLE, self.name);
+            body.text(attribute::TABLE, self.name);
             body.text(attribute::set::NAME, name);
             body.u32(attribute::set::ID, number);
-            copy(body, &set.attributes, &SET_ATTRIBUTES);
+            copy(body, &set.attributes, &attribute::set::WRITABLE);
         });
         for elements in messages(&set.elements) {
             batch.native_part(kind::NEW_SET_ELEMENT, flags::CREATE, WORDS, |body| {
-                body.text(attribute::elements::TABLE, self.name);
+                body.text(attribute::TABLE, self.name);
                 body.text(attribute::elements::SET, name);
                 body.u32(attribute::elements::SET_ID, number);
                 body.nested(attribute::elements::ELEMENTS, |list| {
                     for element in elements {
-                        list.nested(attribute::list::ELEMENT, |out| copy(out, element, &ELEMENT_ATTRIBUTES));
+                        list.nested(attribute::list::ELEMENT, |out| {
+                            copy(out, element, &attribute::element::WRITABLE);
+                        });
                     }
                 });
             });
@@ -319,8 +287,8 @@ impl<'a> TableChange<'a> {
 }
 
 fn copy(body: &mut MessageWriter, attributes: &RawAttributes, allowed: &[u16]) {
-    for (kind, value) in attributes.iter().filter(|(kind, _)| allowed.contains(kind)) {
-        body.bytes(*kind, value);
+    for (kind, value) in Attribute(attributes).attributes().filter(|(kind, _)| allowed.contains(kind)) {
+        body.bytes(kind, value.0);
     }
 }
 
@@ -328,7 +296,8 @@ fn copy(body: &mut MessageWriter, attributes: &RawAttributes, allowed: &[u16]) {
 fn messages(elements: &[RawAttributes]) -> Vec<&[RawAttributes]> {
     // With a header for each attribute and one for the element, and padding.
     let size = |element: &RawAttributes| {
-        element.iter().map(|(_, value)| value.len().saturating_add(8)).sum::<usize>().saturating_add(8)
+        let attributes = Attribute(element).attributes();
+        attributes.map(|(_, value)| value.0.len().saturating_add(8)).sum::<usize>().saturating_add(8)
     };
     let (mut parts, mut start, mut bytes) = (Vec::new(), 0, 0_usize);
     for (index, element) in elements.iter().enumerate() {
@@ -436,7 +405,11 @@ mod tests {
     #[test]
     fn elements_go_into_as_few_messages_as_hold_them() {
         // With its headers a quarter of a message, and one byte more.
-        let element = |more: usize| vec![(attribute::element::KEY, vec![0; ELEMENT_BYTES / 4 - 16 + more])];
+        let element = |more: usize| {
+            let mut element = MessageWriter::default();
+            element.bytes(attribute::element::KEY, &vec![0; ELEMENT_BYTES / 4 - 16 + more]);
+            element.take().unwrap()
+        };
         for (more, numbers) in [(0, &[4, 4, 1][..]), (1, &[3, 3, 3])] {
             let elements = vec![element(more); 9];
             let parts = messages(&elements);

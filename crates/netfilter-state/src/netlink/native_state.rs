@@ -38,8 +38,8 @@ pub(super) struct NativeTable {
     pub(super) objects: BTreeMap<Vec<u8>, RawAttributes>,
 }
 
-/// Attributes as they came: type and value.
-pub(super) type RawAttributes = Vec<(u16, Vec<u8>)>;
+/// Attributes as they came.
+pub(super) type RawAttributes = Vec<u8>;
 
 /// A set is named by the kernel, and numbered in a transaction.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -257,79 +257,68 @@ impl NativeState {
         if message.family != family::INET {
             return;
         }
-        // What cannot be read makes the states differ, or belongs to others.
-        let _ = match message.kind {
-            kind::NEW_TABLE => self.table(message),
-            kind::NEW_CHAIN => self.chain(message),
-            kind::NEW_RULE => self.rule(message),
-            kind::NEW_SET => self.set(message),
-            kind::NEW_SET_ELEMENT => self.elements(message),
-            kind::NEW_OBJECT => self.object(message),
-            _ => None,
+        let take: fn(&mut NativeTable, Attributes<'_>) -> Option<()> = match message.kind {
+            kind::NEW_TABLE => NativeTable::take_table,
+            kind::NEW_CHAIN => NativeTable::take_chain,
+            kind::NEW_RULE => NativeTable::take_rule,
+            kind::NEW_SET => NativeTable::take_set,
+            kind::NEW_SET_ELEMENT => NativeTable::take_elements,
+            kind::NEW_OBJECT => NativeTable::take_object,
+            _ => return,
         };
+        let attributes = message.attributes();
+        let given = attributes.text(attribute::TABLE);
+        if let Some(name) = DataPlane::NFT_TABLES.into_iter().find(|name| Some(*name) == given) {
+            // What cannot be read makes the states differ.
+            let _ = take(Arc::make_mut(self.tables.entry(name).or_default()), attributes);
+        }
     }
+}
 
-    /// The table that an attribute names, if it is one of the mesh's.
-    fn table_of(&mut self, attributes: Attributes<'_>, kind: u16) -> Option<&mut NativeTable> {
-        let given = attributes.text(kind)?;
-        let name = DataPlane::NFT_TABLES.into_iter().find(|name| *name == given)?;
-        Some(Arc::make_mut(self.tables.entry(name).or_default()))
-    }
-
-    fn table(&mut self, message: &Message<'_>) -> Option<()> {
-        let flags = message.attributes().u32(attribute::table::FLAGS);
-        self.table_of(message.attributes(), attribute::table::NAME)?.flags = flags.unwrap_or_default();
+impl NativeTable {
+    fn take_table(&mut self, table: Attributes<'_>) -> Option<()> {
+        self.flags = table.u32(attribute::table::FLAGS).unwrap_or_default();
         Some(())
     }
 
-    fn chain(&mut self, message: &Message<'_>) -> Option<()> {
-        let attributes = message.attributes();
-        let name = attributes.text(attribute::chain::NAME)?;
-        self.table_of(attributes, attribute::chain::TABLE)?.chain(name).hook = ChainHook::read(attributes);
+    fn take_chain(&mut self, chain: Attributes<'_>) -> Option<()> {
+        self.chain(chain.text(attribute::chain::NAME)?).hook = ChainHook::read(chain);
         Some(())
     }
 
-    fn rule(&mut self, message: &Message<'_>) -> Option<()> {
-        let attributes = message.attributes();
-        let chain = attributes.text(attribute::rule::CHAIN)?;
-        let list = attributes.find(attribute::rule::EXPRESSIONS).unwrap_or(Attribute(&[]));
-        let rule = NativeRule {
-            handle: attributes.u64(attribute::rule::HANDLE),
+    fn take_rule(&mut self, rule: Attributes<'_>) -> Option<()> {
+        let chain = self.chain(rule.text(attribute::rule::CHAIN)?);
+        let list = rule.find(attribute::rule::EXPRESSIONS).unwrap_or(Attribute(&[]));
+        chain.rules.push(NativeRule {
+            handle: rule.u64(attribute::rule::HANDLE),
             expressions: list.0.into(),
-            user_data: attributes.find(attribute::rule::USER_DATA).map(|data| data.0.into()),
-        };
-        self.table_of(attributes, attribute::rule::TABLE)?.chain(chain).rules.push(rule);
+            user_data: rule.find(attribute::rule::USER_DATA).map(|data| data.0.into()),
+        });
         Some(())
     }
 
-    fn set(&mut self, message: &Message<'_>) -> Option<()> {
-        let attributes = message.attributes();
-        let key = set_key(attributes, attribute::set::NAME, attribute::set::ID)?;
-        let table = self.table_of(attributes, attribute::set::TABLE)?;
-        table.sets.entry(key).or_default().attributes = raw(attributes);
+    fn take_set(&mut self, set: Attributes<'_>) -> Option<()> {
+        let key = set_key(set, attribute::set::NAME, attribute::set::ID)?;
+        self.sets.entry(key).or_default().attributes = set.raw().into();
         Some(())
     }
 
-    fn elements(&mut self, message: &Message<'_>) -> Option<()> {
-        let attributes = message.attributes();
-        let key = set_key(attributes, attribute::elements::SET, attribute::elements::SET_ID)?;
-        let set = self.table_of(attributes, attribute::elements::TABLE)?.sets.entry(key).or_default();
-        for (_, element) in attributes.nested(attribute::elements::ELEMENTS)? {
+    fn take_elements(&mut self, elements: Attributes<'_>) -> Option<()> {
+        let key = set_key(elements, attribute::elements::SET, attribute::elements::SET_ID)?;
+        let set = self.sets.entry(key).or_default();
+        for (_, element) in elements.nested(attribute::elements::ELEMENTS)? {
             set.add(element.attributes());
         }
         Some(())
     }
 
-    fn object(&mut self, message: &Message<'_>) -> Option<()> {
-        let attributes = message.attributes();
-        let part = |kind| attributes.find(kind).map(|one| one.0).unwrap_or_default();
+    fn take_object(&mut self, object: Attributes<'_>) -> Option<()> {
+        let part = |kind| object.find(kind).map(|one| one.0).unwrap_or_default();
         let name = [part(attribute::object::TYPE), part(attribute::object::NAME)].concat();
-        self.table_of(attributes, attribute::object::TABLE)?.objects.insert(name, raw(attributes));
+        self.objects.insert(name, object.raw().into());
         Some(())
     }
-}
 
-impl NativeTable {
     /// The chain of this name, which takes its place behind the others if it is new.
     pub(super) fn chain(&mut self, name: &str) -> &mut NativeChain {
         let place = self.chains.len();
@@ -406,7 +395,7 @@ impl NativeTable {
 impl SetState {
     /// Takes in an element.
     pub(super) fn add(&mut self, element: Attributes<'_>) {
-        self.elements.push(raw(element));
+        self.elements.push(element.raw().into());
         let key = |kind| element.find(kind).map(key_bytes);
         let (key, last_key) = (key(attribute::element::KEY), key(attribute::element::KEY_END));
         let flags = element.u32(attribute::element::FLAGS).unwrap_or_default();
@@ -422,17 +411,13 @@ impl SetState {
 
     /// Whether it belongs to one rule and goes with it.
     pub(super) fn is_anonymous(&self) -> bool {
-        self.number(attribute::set::FLAGS).is_some_and(|flags| flags & abi::set::ANONYMOUS != 0)
+        let flags = Attribute(&self.attributes).attributes().u32(attribute::set::FLAGS);
+        flags.is_some_and(|flags| flags & abi::set::ANONYMOUS != 0)
     }
 
     /// The type of the objects that it maps to, if it does.
     fn object_type(&self) -> Option<u32> {
-        self.number(attribute::set::OBJECT_TYPE)
-    }
-
-    fn number(&self, attribute: u16) -> Option<u32> {
-        let found = self.attributes.iter().find(|(kind, _)| *kind == attribute);
-        found.and_then(|(_, value)| Attribute(value).u32())
+        Attribute(&self.attributes).attributes().u32(attribute::set::OBJECT_TYPE)
     }
 }
 
@@ -457,10 +442,6 @@ fn marks_given(rule: &NativeRule) -> impl Iterator<Item = Mark> + '_ {
         let Expression::Value { value, .. } = first else { return None };
         Mark::new(crate::expressions::wire::number(value)?)
     })
-}
-
-pub(super) fn raw(attributes: Attributes<'_>) -> RawAttributes {
-    attributes.map(|(kind, value)| (kind, value.0.into())).collect()
 }
 
 /// In a transaction, sets are distinguished by their number; the kernel knows names.

@@ -168,27 +168,27 @@ impl Observed {
     /// Chains are asked for before their rules, so that a rule's chain is known.
     pub fn take(&mut self, message: &Message<'_>) {
         self.native.take(message);
-        self.keep(message);
+        let attributes = message.attributes();
         // What cannot be read is passed over: it belongs to nothing that a plan touches.
         let _ = match message.kind {
             kind::NEW_TABLE => {
                 self.has_tables = true;
-                self.table(message)
+                let planned = self.table(message.family, attributes);
+                self.has_others |= planned.is_none();
+                planned
             }
-            kind::NEW_CHAIN => self.chain(message),
-            kind::NEW_RULE => self.rule(message),
+            kind::NEW_CHAIN => self.chain(message.family, attributes),
+            kind::NEW_RULE => {
+                self.rules = self.rules.saturating_add(1);
+                self.rule(message.family, attributes)
+            }
             _ => None,
         };
-    }
-
-    fn keep(&mut self, message: &Message<'_>) {
-        self.has_others = self.has_others || is_others(message);
         if self.has_others {
             self.messages = Arc::default();
-            return;
+        } else {
+            message.append_to(Arc::make_mut(&mut self.messages));
         }
-        self.rules = self.rules.saturating_add(usize::from(message.kind == kind::NEW_RULE));
-        message.append_to(Arc::make_mut(&mut self.messages));
     }
 
     /// The chains of a table whose rules are worth reading where others have chains, too: those that a change may touch.
@@ -206,20 +206,18 @@ impl Observed {
         self.families.of(family).tables.get(&table)?.get(chain)
     }
 
-    fn table(&mut self, message: &Message<'_>) -> Option<()> {
-        let attributes = message.attributes();
-        let name = attributes.text(attribute::table::NAME)?;
-        if message.family == family::INET {
+    /// Takes in a table; none where it is of a name that no plan has.
+    fn table(&mut self, family: u8, attributes: Attributes<'_>) -> Option<()> {
+        let name = attributes.text(attribute::TABLE)?;
+        let of = if family == family::INET {
             self.keeps_connections |= name == KeptTable::NAME;
-            if DataPlane::NFT_TABLES.contains(&name) {
-                self.obstacles_in(attributes, format!("inet {name}"));
-            }
-            return Some(());
-        }
-        let table = Table::named(name)?;
-        let family = abi::family_of(message.family)?;
-        self.families.of_mut(family).tables.entry(table).or_default();
-        self.obstacles_in(attributes, format!("{} {name}", TableFamily::from(family).name()));
+            DataPlane::NFT_TABLES.contains(&name).then_some(TableFamily::Inet)?
+        } else {
+            let (family, table) = (abi::family_of(family)?, Table::named(name)?);
+            self.families.of_mut(family).tables.entry(table).or_default();
+            family.into()
+        };
+        self.obstacles_in(attributes, format!("{} {name}", of.name()));
         Some(())
     }
 
@@ -231,11 +229,14 @@ impl Observed {
         self.obstacles.extend(owner.map(|owner| TableObstacle::Owned { table, owner }));
     }
 
-    fn chain(&mut self, message: &Message<'_>) -> Option<()> {
-        let attributes = message.attributes();
-        let table = Table::named(attributes.text(attribute::chain::TABLE)?)?;
-        let chain = Chain::named(attributes.text(attribute::chain::NAME)?);
-        let tables = self.families.of_mut(abi::family_of(message.family)?);
+    fn chain(&mut self, family: u8, attributes: Attributes<'_>) -> Option<()> {
+        if family == family::INET {
+            return None;
+        }
+        let chain = attributes.text(attribute::chain::NAME).map(Chain::named);
+        self.has_others |= chain.as_ref().is_none_or(is_others_chain);
+        let (table, chain) = (Table::named(attributes.text(attribute::TABLE)?)?, chain?);
+        let tables = self.families.of_mut(abi::family_of(family)?);
         // Built-in chains without rules do not count as declared: with the other backends they are always there.
         if !matches!(chain, Chain::Hook(_)) {
             tables.state.declare(table, chain.clone());
@@ -244,14 +245,13 @@ impl Observed {
         Some(())
     }
 
-    fn rule(&mut self, message: &Message<'_>) -> Option<()> {
-        let attributes = message.attributes();
-        let table = Table::named(attributes.text(attribute::rule::TABLE)?)?;
+    fn rule(&mut self, family: u8, attributes: Attributes<'_>) -> Option<()> {
+        let family = abi::family_of(family)?;
+        let table = Table::named(attributes.text(attribute::TABLE)?)?;
         let chain = Chain::named(attributes.text(attribute::rule::CHAIN)?);
         let handle = attributes.u64(attribute::rule::HANDLE)?;
         let expressions = attributes.find(attribute::rule::EXPRESSIONS).unwrap_or(Attribute(&[]));
         let user_data = attributes.find(attribute::rule::USER_DATA);
-        let family = abi::family_of(message.family)?;
         let is_signed = user_data.is_some_and(|data| data.0 == SIGNATURE);
         let entry = entry(expressions, user_data.filter(|_| !is_signed), family);
         let tables = self.families.of_mut(family);
@@ -267,22 +267,6 @@ impl Observed {
 /// Whether a chain of a table of iptables belongs to another program.
 fn is_others_chain(chain: &Chain) -> bool {
     matches!(chain, Chain::Other(_)) && !chain.belongs_to_mesh()
-}
-
-/// Whether a message is about another program's table, or about such a chain.
-fn is_others(message: &Message<'_>) -> bool {
-    let attributes = message.attributes();
-    let is_table = |name: &str| match message.family {
-        family::INET => DataPlane::NFT_TABLES.contains(&name),
-        other => abi::family_of(other).is_some() && Table::named(name).is_some(),
-    };
-    match message.kind {
-        kind::NEW_TABLE => !attributes.text(attribute::table::NAME).is_some_and(is_table),
-        kind::NEW_CHAIN if message.family != family::INET => {
-            attributes.text(attribute::chain::NAME).is_none_or(|name| is_others_chain(&Chain::named(name)))
-        }
-        _ => false,
-    }
 }
 
 /// A rule with a comment is another's: ours have none.

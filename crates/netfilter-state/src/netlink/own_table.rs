@@ -12,7 +12,7 @@ use std::net::IpAddr;
 /// The most elements of a message: an attribute holds less than 64 KiB.
 const MOST_ELEMENTS: usize = 1024;
 /// The table's name has the same number in all messages.
-const TABLE: u16 = attribute::table::NAME;
+const TABLE: u16 = attribute::TABLE;
 /// The number of the protocol.
 pub(super) const TCP: u8 = 6;
 

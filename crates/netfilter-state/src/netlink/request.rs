@@ -72,17 +72,17 @@ impl Question<'_> {
     fn write(self, body: &mut MessageWriter) {
         match self {
             Self::Generation | Self::Tables | Self::Chains(_) | Self::Rules | Self::Sets => {}
-            Self::RulesOfTable(_, table) => body.text(attribute::rule::TABLE, table),
+            Self::RulesOfTable(_, table) => body.text(attribute::TABLE, table),
             Self::RulesOfChain(_, table, chain) => {
-                body.text(attribute::rule::TABLE, table);
+                body.text(attribute::TABLE, table);
                 body.text(attribute::rule::CHAIN, chain);
             }
-            Self::SetsOfTable(_, table) => body.text(attribute::set::TABLE, table),
+            Self::SetsOfTable(_, table) => body.text(attribute::TABLE, table),
             Self::Elements(_, table, set) => {
-                body.text(attribute::elements::TABLE, table);
+                body.text(attribute::TABLE, table);
                 body.text(attribute::elements::SET, set);
             }
-            Self::Objects(_, table) => body.text(attribute::object::TABLE, table),
+            Self::Objects(_, table) => body.text(attribute::TABLE, table),
             Self::Hooks(_, hook) => body.u32(attribute::hooked::HOOK, hook_number(hook)),
             Self::Extension(_, extension) => {
                 body.text(attribute::xt::NAME, extension.name);

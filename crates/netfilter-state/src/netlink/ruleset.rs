@@ -14,6 +14,7 @@ use crate::state::comment_in;
 use redirect_core::{
     plan::DataPlane,
     rule::{Chain, Table},
+    values::Family,
 };
 
 /// The policy to drop (`NF_DROP`).
@@ -37,26 +38,28 @@ impl HookedRules {
     pub fn take(&mut self, message: &Message<'_>) {
         // What cannot be read is of no table, or of none that packets of IP meet.
         let _ = match message.kind {
-            kind::NEW_TABLE => self.take_table(message),
-            kind::NEW_SET => self.take_set(message),
-            kind::NEW_SET_ELEMENT => self.take_elements(message),
-            kind::NEW_CHAIN => self.take_chain(message),
-            kind::NEW_RULE => self.take_rule(message),
+            kind::NEW_TABLE => self.in_table(message, TableState::take_table),
+            kind::NEW_SET => self.in_table(message, TableState::take_set),
+            kind::NEW_SET_ELEMENT => self.in_table(message, TableState::take_elements),
+            kind::NEW_CHAIN => self.in_table(message, |table, chain| table.take_chain(chain, message.family)),
+            kind::NEW_RULE => {
+                let (mut looked_up, family) = (self.looked_up, abi::family_of(message.family));
+                self.in_table(message, |table, rule| table.take_rule(rule, family, &mut looked_up))
+                    .map(|()| self.looked_up = looked_up)
+            }
             _ => None,
         };
     }
 
-    fn table_of(&mut self, message: &Message<'_>, name: u16) -> Option<&mut TableState> {
-        let family = abi::table_family(message.family)?;
-        let name = message.attributes().name(name)?;
-        Some(self.table(TableName { api: Api::NfTables, family, name }))
-    }
-
-    fn take_table(&mut self, message: &Message<'_>) -> Option<()> {
-        let flags = message.attributes().u32(attribute::table::FLAGS);
-        let table = self.table_of(message, attribute::table::NAME)?;
-        table.dormant = flags.is_some_and(|flags| flags & abi::DORMANT != 0);
-        Some(())
+    /// Lets the table that a message is about take in its attributes.
+    fn in_table(
+        &mut self,
+        message: &Message<'_>,
+        take: impl FnOnce(&mut TableState, Attributes<'_>) -> Option<()>,
+    ) -> Option<()> {
+        let (family, attributes) = (abi::table_family(message.family)?, message.attributes());
+        let name = attributes.name(attribute::TABLE)?;
+        take(self.table(TableName { api: Api::NfTables, family, name }), attributes)
     }
 
     /// The sets taken in so far: family, table and name of each.
@@ -125,52 +128,50 @@ impl HookedRules {
             (chain.rules, chain.is_partial) = (Vec::new(), true);
         }
     }
+}
 
-    fn take_set(&mut self, message: &Message<'_>) -> Option<()> {
-        let attributes = message.attributes();
-        let name = sets::name_of(attributes, attribute::set::NAME, attribute::set::ID)?;
-        let table = self.table_of(message, attribute::set::TABLE)?;
-        table.sets.entry(name).or_default().declare(attributes);
+impl TableState {
+    fn take_table(&mut self, table: Attributes<'_>) -> Option<()> {
+        self.dormant = table.u32(attribute::table::FLAGS).unwrap_or_default() & abi::DORMANT != 0;
         Some(())
     }
 
-    fn take_elements(&mut self, message: &Message<'_>) -> Option<()> {
-        let attributes = message.attributes();
-        let name = sets::name_of(attributes, attribute::elements::SET, attribute::elements::SET_ID)?;
-        let elements = attributes.find(attribute::elements::ELEMENTS)?;
-        let table = self.table_of(message, attribute::elements::TABLE)?;
-        table.sets.get_mut(&name)?.take(elements.attributes());
+    fn take_set(&mut self, set: Attributes<'_>) -> Option<()> {
+        let name = sets::name_of(set, attribute::set::NAME, attribute::set::ID)?;
+        self.sets.entry(name).or_default().declare(set);
         Some(())
     }
 
-    fn take_chain(&mut self, message: &Message<'_>) -> Option<()> {
-        let attributes = message.attributes();
-        let name = attributes.name(attribute::chain::NAME)?;
-        let hung = attributes.nested(attribute::chain::HOOK);
-        let base = base(message.family, attributes);
-        let device = hung.and_then(|hook| device_base(message.family, attributes, hook));
-        let handle = attributes.u64(attribute::chain::HANDLE).unwrap_or_default();
-        let uses = attributes.u32(attribute::chain::USE).unwrap_or_default();
-        let table = self.table_of(message, attribute::chain::TABLE)?;
-        let chain = table.chains.entry(name).or_default();
-        (chain.handle, chain.base, chain.device, chain.uses) = (handle, base, device, uses);
+    fn take_elements(&mut self, of_set: Attributes<'_>) -> Option<()> {
+        let name = sets::name_of(of_set, attribute::elements::SET, attribute::elements::SET_ID)?;
+        let elements = of_set.nested(attribute::elements::ELEMENTS)?;
+        self.sets.get_mut(&name)?.take(elements);
         Some(())
     }
 
-    fn take_rule(&mut self, message: &Message<'_>) -> Option<()> {
-        let attributes = message.attributes();
-        let chain = attributes.name(attribute::rule::CHAIN)?;
+    fn take_chain(&mut self, attributes: Attributes<'_>, family: u8) -> Option<()> {
+        let chain = self.chains.entry(attributes.name(attribute::chain::NAME)?).or_default();
+        chain.handle = attributes.u64(attribute::chain::HANDLE).unwrap_or_default();
+        chain.base = base(family, attributes);
+        chain.device = device_base(family, attributes);
+        chain.uses = attributes.u32(attribute::chain::USE).unwrap_or_default();
+        Some(())
+    }
+
+    fn take_rule(
+        &mut self,
+        attributes: Attributes<'_>,
+        family: Option<Family>,
+        looked_up: &mut usize,
+    ) -> Option<()> {
+        let chain = self.chains.entry(attributes.name(attribute::rule::CHAIN)?).or_default();
         let list = attributes.find(attribute::rule::EXPRESSIONS).unwrap_or(Attribute(&[]));
-        let mut looked_up = self.looked_up;
-        let table = self.table_of(message, attribute::rule::TABLE)?;
-        let family = abi::family_of(message.family);
-        let mut rule = seen::rule_with(list.attributes(), family, &table.sets, &mut looked_up);
+        let mut rule = seen::rule_with(list.attributes(), family, &self.sets, looked_up);
         let user_data = attributes.find(attribute::rule::USER_DATA);
         if let Some(comment) = user_data.and_then(|data| comment_in(data.0)) {
             rule.comment = comment.to_owned();
         }
-        table.chains.entry(chain).or_default().rules.push(rule);
-        self.looked_up = looked_up;
+        chain.rules.push(rule);
         Some(())
     }
 }
@@ -209,7 +210,8 @@ fn base(family: u8, chain: Attributes<'_>) -> Option<Base> {
 }
 
 /// Where a chain hangs on interfaces, if it does.
-fn device_base(family: u8, chain: Attributes<'_>, hook: Attributes<'_>) -> Option<DeviceBase> {
+fn device_base(family: u8, chain: Attributes<'_>) -> Option<DeviceBase> {
+    let hook = chain.nested(attribute::chain::HOOK)?;
     let direction = match (family, hook.u32(attribute::hook::NUMBER)?) {
         (family::NETDEV, device_hook::INGRESS) | (family::INET, device_hook::INET_INGRESS) => {
             InterfaceDirection::Ingress
@@ -285,7 +287,7 @@ mod tests {
         };
         for chain in [b"\xff\0", b"\xfe\0"] {
             writer.message(head(kind::NEW_CHAIN), |body| {
-                body.bytes(attribute::chain::TABLE, b"t\xc3\0");
+                body.bytes(attribute::TABLE, b"t\xc3\0");
                 body.bytes(attribute::chain::NAME, chain);
             });
         }

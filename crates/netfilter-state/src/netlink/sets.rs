@@ -1,6 +1,6 @@
 //! Sets of native tables as the kernel receives them.
 
-use super::native_state::{SetState, raw};
+use super::native_state::SetState;
 use crate::expressions::{
     abi::{attribute, key_type, set},
     wire::MessageWriter,
@@ -20,7 +20,7 @@ pub(super) fn state(ranges: &Ranges) -> SetState {
     let mut body = MessageWriter::default();
     declare(&mut body, ranges, elements.len());
     let mut set = SetState::default();
-    set.attributes = raw(body.attributes());
+    set.attributes = body.attributes().raw().into();
     for (key, ends) in elements {
         let mut body = MessageWriter::default();
         element(&mut body, ranges.kind(), key, ends);

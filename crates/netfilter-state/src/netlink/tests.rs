@@ -99,17 +99,17 @@ impl Kernel {
             let text = |kind| message.attributes().text(kind).unwrap().to_owned();
             let number = |kind| message.attributes().u64(kind);
             let family = message.family;
-            let of_rule = || (family, text(attribute::rule::TABLE), text(attribute::rule::CHAIN));
+            let of_rule = || (family, text(attribute::TABLE), text(attribute::rule::CHAIN));
             match message.kind {
-                kind::NEW_TABLE => drop(self.tables.insert((family, text(attribute::table::NAME)), sent)),
+                kind::NEW_TABLE => drop(self.tables.insert((family, text(attribute::TABLE)), sent)),
                 kind::NEW_CHAIN => {
-                    let key = (family, text(attribute::chain::TABLE), text(attribute::chain::NAME));
+                    let key = (family, text(attribute::TABLE), text(attribute::chain::NAME));
                     assert!(self.tables.contains_key(&(family, key.1.clone())), "{key:?} has no table");
                     let before = self.chains.insert(key, (sent, Vec::new()));
                     assert!(before.is_none(), "a chain is made twice");
                 }
                 kind::DELETE_CHAIN => {
-                    let key = (family, text(attribute::chain::TABLE), text(attribute::chain::NAME));
+                    let key = (family, text(attribute::TABLE), text(attribute::chain::NAME));
                     let (_, rules) = self.chains.remove(&key).expect("it is there");
                     assert!(rules.is_empty(), "{key:?} has rules");
                 }
@@ -298,7 +298,7 @@ fn native_tables_that_were_sent_are_observed() {
     // A chain that was not sent is one more.
     let mut writer = MessageWriter::default();
     writer.message(Head { kind: kind::NEW_CHAIN, flags: 0, sequence: 0, family: 1, resource: 0 }, |body| {
-        body.text(attribute::chain::TABLE, "istio-proxy-nat");
+        body.text(attribute::TABLE, "istio-proxy-nat");
         body.text(attribute::chain::NAME, "another");
     });
     observed.take(&Messages::new(&writer.finish().unwrap()).next().unwrap());
@@ -322,7 +322,7 @@ fn tables_that_are_dormant_or_owned_are_named_with_their_family() {
     let mut tell = |family, name: &str, flags, owner: Option<u32>| {
         let mut writer = MessageWriter::default();
         writer.message(Head { kind: kind::NEW_TABLE, flags: 0, sequence: 0, family, resource: 0 }, |body| {
-            body.text(attribute::table::NAME, name);
+            body.text(attribute::TABLE, name);
             body.u32(attribute::table::FLAGS, flags);
             if let Some(owner) = owner {
                 body.u32(attribute::table::OWNER, owner);
@@ -409,7 +409,7 @@ fn a_chain_that_is_not_iptables_is_left_alone() {
     let mut writer = MessageWriter::default();
     let head = Head { kind: kind::NEW_CHAIN, flags: 0, sequence: 0, family: 2, resource: 0 };
     writer.message(head, |body| {
-        body.text(attribute::chain::TABLE, "nat");
+        body.text(attribute::TABLE, "nat");
         body.text(attribute::chain::NAME, "OUTPUT");
     });
     let mut observed = Observed::at(1);

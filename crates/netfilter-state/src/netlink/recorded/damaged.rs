@@ -70,7 +70,7 @@ fn flipped(bytes: &[u8]) -> impl Iterator<Item = (usize, Vec<u8>)> {
 /// What a rule reads as, and whether it may be one of a plan.
 fn read(list: &[u8], family: Option<Family>, ruleset: &HookedRules, message: &Message<'_>) -> String {
     let list = Attribute(list).attributes();
-    let name = message.attributes().text(attribute::rule::TABLE).unwrap();
+    let name = message.attributes().text(attribute::TABLE).unwrap();
     let table = ruleset.tables.iter().find(|(table, _)| {
         let families = Family::BOTH.into_iter().filter(|one| family.is_none_or(|only| only == *one));
         table.name == name && families.eq(Family::BOTH.into_iter().filter(|one| table.family.covers(*one)))

@@ -87,7 +87,7 @@ fn what_was_observed_is_everything_unless_others_have_tables_or_chains() {
     let mut writer = MessageWriter::default();
     let head = Head { kind: kind::NEW_CHAIN, flags: 0, sequence: 1, family: family::IPV4, resource: 0 };
     writer.message(head, |body| {
-        body.text(attribute::chain::TABLE, "nat");
+        body.text(attribute::TABLE, "nat");
         body.text(attribute::chain::NAME, "DOCKER");
     });
     let with_theirs = [dump("redirect-iptables"), writer.finish().unwrap()].concat();
@@ -595,7 +595,7 @@ fn of_tables_with_chains_of_others_only_those_are_read_that_a_change_may_touch()
     for name in ["KUBE-SERVICES", "ISTIO_LEFT_BEHIND"] {
         let head = Head { kind: kind::NEW_CHAIN, flags: 0, sequence: 1, family: family::IPV4, resource: 0 };
         writer.message(head, |body| {
-            body.text(attribute::chain::TABLE, "nat");
+            body.text(attribute::TABLE, "nat");
             body.text(attribute::chain::NAME, name);
         });
     }
