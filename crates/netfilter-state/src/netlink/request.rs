@@ -41,54 +41,44 @@ impl Question<'_> {
     /// The message that asks it, with this number.
     #[must_use]
     pub fn message(self, sequence: u32) -> Vec<u8> {
-        let (kind, flags, family) = self.head();
-        let mut writer = MessageWriter::default();
-        let head = Head { kind, flags: flags | flags::REQUEST, sequence, family, resource: 0 };
-        writer.message(head, |body| self.write(body));
-        // A question is short; it always fits.
-        writer.finish().unwrap_or_default()
-    }
-
-    /// Its type, its flags and its family.
-    fn head(self) -> (u16, u16, u8) {
-        const ALL: u8 = family::UNSPECIFIED;
+        let ask = |kind: u16, flags: u16, family: u8, body: &dyn Fn(&mut MessageWriter)| {
+            let mut writer = MessageWriter::default();
+            let head = Head { kind, flags: flags | flags::REQUEST, sequence, family, resource: 0 };
+            writer.message(head, body);
+            // A question is short; it always fits.
+            writer.finish().unwrap_or_default()
+        };
+        // All of a family, or of all, that have these names.
+        let list = |kind: u16, of: Option<TableFamily>, names: &[(u16, &str)]| {
+            let family = of.map_or(family::UNSPECIFIED, table_family_number);
+            ask(kind, flags::DUMP, family, &|body| {
+                names.iter().for_each(|(kind, name)| body.text(*kind, name));
+            })
+        };
         match self {
-            Self::Generation => (kind::GET_GENERATION, 0, ALL),
-            Self::Tables => (kind::GET_TABLE, flags::DUMP, ALL),
-            Self::Chains(of) => (kind::GET_CHAIN, flags::DUMP, of.map_or(ALL, table_family_number)),
-            Self::Rules => (kind::GET_RULE, flags::DUMP, ALL),
-            Self::RulesOfTable(of, _) | Self::RulesOfChain(of, ..) => {
-                (kind::GET_RULE, flags::DUMP, table_family_number(of))
+            Self::Generation => ask(kind::GET_GENERATION, 0, family::UNSPECIFIED, &|_| {}),
+            Self::Tables => list(kind::GET_TABLE, None, &[]),
+            Self::Chains(of) => list(kind::GET_CHAIN, of, &[]),
+            Self::Rules => list(kind::GET_RULE, None, &[]),
+            Self::RulesOfTable(of, table) => list(kind::GET_RULE, Some(of), &[(attribute::TABLE, table)]),
+            Self::RulesOfChain(of, table, chain) => {
+                list(kind::GET_RULE, Some(of), &[(attribute::TABLE, table), (attribute::rule::CHAIN, chain)])
             }
-            Self::Sets => (kind::GET_SET, flags::DUMP, ALL),
-            Self::SetsOfTable(of, _) => (kind::GET_SET, flags::DUMP, table_family_number(of)),
-            Self::Elements(of, ..) => (kind::GET_SET_ELEMENT, flags::DUMP, table_family_number(of)),
-            Self::Objects(of, _) => (kind::GET_OBJECT, flags::DUMP, table_family_number(of)),
-            Self::Hooks(of, _) => (kind::HOOKS, flags::DUMP, of.number()),
-            Self::Extension(of, _) => (kind::GET_COMPAT, flags::ACK, of.number()),
-        }
-    }
-
-    fn write(self, body: &mut MessageWriter) {
-        match self {
-            Self::Generation | Self::Tables | Self::Chains(_) | Self::Rules | Self::Sets => {}
-            Self::RulesOfTable(_, table) => body.text(attribute::TABLE, table),
-            Self::RulesOfChain(_, table, chain) => {
-                body.text(attribute::TABLE, table);
-                body.text(attribute::rule::CHAIN, chain);
+            Self::Sets => list(kind::GET_SET, None, &[]),
+            Self::SetsOfTable(of, table) => list(kind::GET_SET, Some(of), &[(attribute::TABLE, table)]),
+            Self::Elements(of, table, set) => {
+                let names = [(attribute::TABLE, table), (attribute::elements::SET, set)];
+                list(kind::GET_SET_ELEMENT, Some(of), &names)
             }
-            Self::SetsOfTable(_, table) => body.text(attribute::TABLE, table),
-            Self::Elements(_, table, set) => {
-                body.text(attribute::TABLE, table);
-                body.text(attribute::elements::SET, set);
-            }
-            Self::Objects(_, table) => body.text(attribute::TABLE, table),
-            Self::Hooks(_, hook) => body.u32(attribute::hooked::HOOK, hook_number(hook)),
-            Self::Extension(_, extension) => {
+            Self::Objects(of, table) => list(kind::GET_OBJECT, Some(of), &[(attribute::TABLE, table)]),
+            Self::Hooks(of, hook) => ask(kind::HOOKS, flags::DUMP, of.number(), &|body| {
+                body.u32(attribute::hooked::HOOK, hook_number(hook));
+            }),
+            Self::Extension(of, extension) => ask(kind::GET_COMPAT, flags::ACK, of.number(), &|body| {
                 body.text(attribute::xt::NAME, extension.name);
                 body.u32(attribute::xt::REVISION, extension.revision);
                 body.u32(attribute::xt::TYPE, u32::from(extension.is_target));
-            }
+            }),
         }
     }
 }
