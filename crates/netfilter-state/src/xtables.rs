@@ -3,6 +3,7 @@
 
 use crate::{
     expressions::{
+        abi::hook_number,
         decode,
         expression::AddressOffset,
         reading::{Expression, Xt},
@@ -151,12 +152,10 @@ impl LegacyTable<'_> {
     }
 
     fn hook_at(&self, offsets: [u32; 5], offset: usize) -> Option<Hook> {
-        let at = |hook: usize| offsets.get(hook).is_some_and(|at| usize::try_from(*at) == Ok(offset));
-        let is_valid = |hook: usize| {
-            self.valid_hooks & 1_u32.checked_shl(u32::try_from(hook).unwrap_or(32)).unwrap_or(0) != 0
-        };
-        let mut hooks = Hook::ALL.iter().enumerate();
-        hooks.find(|(hook, _)| is_valid(*hook) && at(*hook)).map(|(_, hook)| *hook)
+        let is_valid =
+            |hook| self.valid_hooks.checked_shr(hook_number(hook)).is_some_and(|bits| bits & 1 != 0);
+        let mut valid = Hook::ALL.iter().copied().zip(offsets).filter(|(hook, _)| is_valid(*hook));
+        valid.find(|(_, at)| usize::try_from(*at) == Ok(offset)).map(|(hook, _)| hook)
     }
 
     fn entries(&self) -> Result<Vec<LegacyEntry<'_>>, MalformedTable> {
@@ -377,13 +376,15 @@ impl<'a> LegacyEntry<'a> {
         conditions
     }
 
+    /// One of two fields of the same length that begin here, and its mask: the masks of both are behind them.
+    fn masked(&self, begin: usize, length: usize, number: usize) -> Option<(&'a [u8], &'a [u8])> {
+        let mut fields = self.bytes.get(begin..)?.chunks_exact(length);
+        Some((fields.nth(number)?, fields.nth(1)?))
+    }
+
     fn address(&self, number: usize, not: bool) -> Option<Condition> {
         let length = self.layout.address;
-        let field = |index: usize| {
-            let from = length.checked_mul(index)?;
-            self.bytes.get(from..from.checked_add(length)?)
-        };
-        let (value, mask) = (field(number)?, field(number.checked_add(2)?)?);
+        let (value, mask) = self.masked(0, length, number)?;
         if mask.iter().chain(value).all(|byte| *byte == 0) && !not {
             return None;
         }
@@ -398,11 +399,7 @@ impl<'a> LegacyEntry<'a> {
     }
 
     fn interface(&self, number: usize, not: bool) -> Option<Condition> {
-        let field = |index: usize| {
-            let from = self.layout.interfaces.checked_add(INTERFACE.checked_mul(index)?)?;
-            self.bytes.get(from..from.checked_add(INTERFACE)?)
-        };
-        let (name, mask) = (field(number)?, field(number.checked_add(2)?)?);
+        let (name, mask) = self.masked(self.layout.interfaces, INTERFACE, number)?;
         if mask.iter().all(|byte| *byte == 0) && !not {
             return None;
         }
