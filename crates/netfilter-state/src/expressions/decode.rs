@@ -123,21 +123,16 @@ fn is_exact(loaded: &Loaded<'_>, value: &[u8], family: Family) -> bool {
             match (base, bits) {
                 // Bits that the mask has cleared can equal nothing but 0.
                 (base::NETWORK, Bits::Masked(mask)) => {
-                    is_address(offset, family)
+                    AddressOffset(offset).end(family).is_some()
                         && mask.iter().zip(value).all(|(mask, value)| value & !mask == 0)
                 }
-                (base::NETWORK, _) => is_whole && is_address(offset, family),
+                (base::NETWORK, _) => is_whole && AddressOffset(offset).end(family).is_some(),
                 (_, Bits::Masked(mask)) => is_whole && mask.len() == value.len(),
                 _ => is_whole,
             }
         }
         _ => true,
     }
-}
-
-fn is_address(offset: u32, family: Family) -> bool {
-    let at = AddressOffset(offset);
-    at == AddressOffset::source(family) || at == AddressOffset::destination(family)
 }
 
 /// What a rule asks; `None` where plans do not ask that.

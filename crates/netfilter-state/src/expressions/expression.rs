@@ -5,14 +5,13 @@ use super::{
     wire::MessageWriter,
     xt::Extension,
 };
+use crate::ruleset::Endpoint;
 use ipnet::IpNet;
 use redirect_core::{
     rule::{Direction, Equality, TcpFlags},
     values::MaskedMark,
     values::{Family, PortRange},
 };
-use std::net::IpAddr;
-
 /// The longest value an expression loads: an IPv6 address or the name of an interface.
 const LONGEST: usize = 16;
 
@@ -279,31 +278,22 @@ impl Expressions<'_> {
 
     /// An address lies in a range: compared whole, by its first bytes, or with the others masked.
     pub(crate) fn address(&mut self, offset: AddressOffset, is: &Equality<IpNet>) {
-        match is.value.network() {
-            IpAddr::V4(address) => self.prefix(offset, is.not, &address.octets(), is.value.prefix_len()),
-            IpAddr::V6(address) => self.prefix(offset, is.not, &address.octets(), is.value.prefix_len()),
+        match &is.value {
+            IpNet::V4(net) => self.prefix(offset, is, &net.network().octets(), &net.netmask().octets()),
+            IpNet::V6(net) => self.prefix(offset, is, &net.network().octets(), &net.netmask().octets()),
         }
     }
 
-    fn prefix(&mut self, offset: AddressOffset, not: bool, address: &[u8], prefix: u8) {
-        let (bytes, bits) = (usize::from(prefix / 8), prefix % 8);
+    fn prefix(&mut self, offset: AddressOffset, is: &Equality<IpNet>, address: &[u8], mask: &[u8]) {
+        let (bytes, bits) = (is.value.prefix_len() / 8, is.value.prefix_len() % 8);
         if bits == 0 && bytes > 0 {
-            let address = address.get(..bytes).unwrap_or(address);
-            self.payload(base::NETWORK, offset.0, u32::from(prefix / 8));
-            self.is(not, address);
+            self.payload(base::NETWORK, offset.0, u32::from(bytes));
+            self.is(is.not, address.get(..usize::from(bytes)).unwrap_or(address));
             return;
         }
-        let mut mask = [0; LONGEST];
-        for (index, byte) in mask.iter_mut().enumerate() {
-            *byte = match index.cmp(&bytes) {
-                std::cmp::Ordering::Less => 0xff,
-                std::cmp::Ordering::Equal => !0xff_u8.checked_shr(u32::from(bits)).unwrap_or_default(),
-                std::cmp::Ordering::Greater => 0,
-            };
-        }
         self.payload(base::NETWORK, offset.0, u32::try_from(address.len()).unwrap_or_default());
-        self.mask(mask.get(..address.len()).unwrap_or(&mask));
-        self.is(not, address);
+        self.mask(mask);
+        self.is(is.not, address);
     }
 }
 
@@ -326,6 +316,13 @@ impl AddressOffset {
             Family::V4 => Self(16),
             Family::V6 => Self(24),
         }
+    }
+
+    /// Which address of this family it is, if it is one.
+    pub(crate) fn end(self, family: Family) -> Option<Endpoint> {
+        let ends =
+            [(Self::source(family), Endpoint::Source), (Self::destination(family), Endpoint::Destination)];
+        ends.into_iter().find(|(at, _)| *at == self).map(|(_, end)| end)
     }
 }
 

@@ -192,17 +192,13 @@ impl<'a> Message<'a> {
     /// What an error message or the end of a dump says.
     #[must_use]
     pub fn answer(&self) -> Option<AnswerEnd> {
-        match self.kind {
-            kind::DONE => {
-                let code = read_array(self.body, 0).map_or(0, i32::from_ne_bytes);
-                Some(AnswerEnd { sequence: self.sequence, code, text: None })
-            }
-            kind::ERROR => {
-                let code = read_array(self.body, 0).map_or(i32::MIN, i32::from_ne_bytes);
-                Some(AnswerEnd { sequence: self.sequence, code, text: self.explanation() })
-            }
-            _ => None,
-        }
+        let (without_code, text) = match self.kind {
+            kind::DONE => (0, None),
+            kind::ERROR => (i32::MIN, self.explanation()),
+            _ => return None,
+        };
+        let code = read_array(self.body, 0).map_or(without_code, i32::from_ne_bytes);
+        Some(AnswerEnd { sequence: self.sequence, code, text })
     }
 
     /// The kernel's words about an error: behind the request, or only its header, that the message repeats.
@@ -364,6 +360,11 @@ impl<'a> Attribute<'a> {
 /// The bytes of a fixed size that stand at an offset.
 pub(crate) fn read_array<const N: usize>(bytes: &[u8], offset: usize) -> Option<[u8; N]> {
     bytes.get(offset..)?.first_chunk().copied()
+}
+
+/// The number of which these are the bytes, the most significant first.
+pub(crate) fn big_endian(bytes: impl Iterator<Item = u8>) -> u128 {
+    bytes.fold(0, |number, byte| number << 8 | u128::from(byte))
 }
 
 /// A number of four bytes, in the order of this machine.

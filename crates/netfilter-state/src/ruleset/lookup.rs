@@ -116,28 +116,33 @@ impl SetLookup {
 }
 
 impl Selector {
+    /// Its name in nft, how many bytes a value takes, and whether registers hold it in the machine's order of bytes.
+    const fn facts(self) -> (&'static str, u32, bool) {
+        match self {
+            Self::Family => ("meta nfproto", 1, false),
+            Self::Protocol => ("meta l4proto", 1, false),
+            Self::Source(Family::V4) => ("ip saddr", 4, false),
+            Self::Source(Family::V6) => ("ip6 saddr", 16, false),
+            Self::Destination(Family::V4) => ("ip daddr", 4, false),
+            Self::Destination(Family::V6) => ("ip6 daddr", 16, false),
+            Self::SourcePort => ("th sport", 2, false),
+            Self::DestinationPort => ("th dport", 2, false),
+            Self::InInterface => ("iifname", 16, false),
+            Self::OutInterface => ("oifname", 16, false),
+            Self::User => ("meta skuid", 4, true),
+            Self::Group => ("meta skgid", 4, true),
+            Self::Mark => ("meta mark", 4, true),
+            Self::ConnMark => ("ct mark", 4, true),
+            Self::State => ("ct state", 4, true),
+            Self::Direction => ("ct direction", 1, false),
+            Self::TcpFlags => ("tcp flags", 1, false),
+        }
+    }
+
     /// Its name in nft.
     #[must_use]
     pub const fn name(self) -> &'static str {
-        match self {
-            Self::Family => "meta nfproto",
-            Self::Protocol => "meta l4proto",
-            Self::Source(Family::V4) => "ip saddr",
-            Self::Source(Family::V6) => "ip6 saddr",
-            Self::Destination(Family::V4) => "ip daddr",
-            Self::Destination(Family::V6) => "ip6 daddr",
-            Self::SourcePort => "th sport",
-            Self::DestinationPort => "th dport",
-            Self::InInterface => "iifname",
-            Self::OutInterface => "oifname",
-            Self::User => "meta skuid",
-            Self::Group => "meta skgid",
-            Self::Mark => "meta mark",
-            Self::ConnMark => "ct mark",
-            Self::State => "ct state",
-            Self::Direction => "ct direction",
-            Self::TcpFlags => "tcp flags",
-        }
+        self.facts().0
     }
 
     /// A range of its values in words.
@@ -194,21 +199,12 @@ impl Selector {
 
     /// How many bytes a value takes.
     pub(crate) const fn length(self) -> u32 {
-        match self {
-            Self::Family | Self::Protocol | Self::Direction | Self::TcpFlags => 1,
-            Self::SourcePort | Self::DestinationPort => 2,
-            Self::Source(Family::V4)
-            | Self::Destination(Family::V4)
-            | Self::User
-            | Self::Group
-            | Self::Mark
-            | Self::ConnMark
-            | Self::State => 4,
-            Self::Source(Family::V6)
-            | Self::Destination(Family::V6)
-            | Self::InInterface
-            | Self::OutInterface => 16,
-        }
+        self.facts().1
+    }
+
+    /// Whether registers hold it in the machine's order of bytes.
+    pub(crate) const fn is_host_order(self) -> bool {
+        self.facts().2
     }
 }
 

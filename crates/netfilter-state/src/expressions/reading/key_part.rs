@@ -19,8 +19,8 @@ impl KeyPart {
         let field = loaded.field_in_some_order()?;
         let selector = field.selected()?;
         let is_host_order = match loaded.bits {
-            Bits::All => is_host_order(selector),
-            Bits::NetworkOrder if is_host_order(selector) => false,
+            Bits::All => selector.is_host_order(),
+            Bits::NetworkOrder if selector.is_host_order() => false,
             Bits::NetworkOrder | Bits::Masked(_) | Bits::Flipped { .. } | Bits::Unknown => return None,
         };
         Some(Self { selector, is_host_order })
@@ -36,7 +36,7 @@ impl KeyPart {
             if self.is_host_order {
                 return crate::expressions::wire::number(bytes).map(u128::from);
             }
-            Some(bytes.iter().fold(0_u128, |number, byte| number << 8 | u128::from(*byte)))
+            Some(crate::expressions::wire::big_endian(bytes.iter().copied()))
         };
         let (first, last) = (number(first)?, number(last)?);
         (first == last || !self.is_host_order).then_some((first, last))
@@ -60,23 +60,6 @@ impl KeyPart {
     /// How many bytes it takes in registers.
     pub(crate) const fn room(&self) -> usize {
         self.length().next_multiple_of(ALIGNMENT)
-    }
-}
-
-/// Whether registers hold it in the machine's order of bytes.
-const fn is_host_order(selector: Selector) -> bool {
-    match selector {
-        Selector::User | Selector::Group | Selector::Mark | Selector::ConnMark | Selector::State => true,
-        Selector::Family
-        | Selector::Protocol
-        | Selector::Source(_)
-        | Selector::Destination(_)
-        | Selector::SourcePort
-        | Selector::DestinationPort
-        | Selector::InInterface
-        | Selector::OutInterface
-        | Selector::Direction
-        | Selector::TcpFlags => false,
     }
 }
 

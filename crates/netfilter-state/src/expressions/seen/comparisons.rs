@@ -3,19 +3,19 @@
 use super::{
     super::{
         abi::{self, base, ct, ethertype, meta, status},
-        expression::{DESTINATION_PORT, SOURCE_PORT, TCP_FLAGS},
+        expression::{AddressOffset, DESTINATION_PORT, SOURCE_PORT, TCP_FLAGS},
         reading::{Bits, Field, KeyPart, Loaded, ValueOrigin, negated},
-        wire::read_array,
+        wire::big_endian,
     },
     LOCAL_TYPE, number, port,
 };
 use crate::ruleset::{Condition, Endpoint, Selector, SetLookup, StateBits};
-use ipnet::{IpNet, Ipv4Net, Ipv6Net};
+use ipnet::IpNet;
 use redirect_core::{
     rule::{Equality, Match, Protocol},
     values::{Family, InterfaceName, PortRange},
 };
-use std::net::{Ipv4Addr, Ipv6Addr};
+use std::iter;
 
 /// Operators of comparisons of order.
 const LESS: u32 = 2;
@@ -24,6 +24,8 @@ const MORE: u32 = 4;
 const AT_LEAST: u32 = 5;
 /// The index of `lo` (`LOOPBACK_IFINDEX`).
 const LOOPBACK_INDEX: u32 = 1;
+/// Where IPv4 has the number of the transport protocol.
+const PROTOCOL: u32 = 9;
 /// Where IPv6 has the number of the first header behind its own.
 pub(super) const FIRST_HEADER: u32 = 6;
 
@@ -255,26 +257,23 @@ pub(crate) fn address(
     value: &[u8],
     prefix: u8,
 ) -> Option<Condition> {
-    let of = |one| family == Some(one);
-    let is_source = match (offset, value.len()) {
-        (8 | 24, 1..=16) if of(Family::V6) => offset == 8,
-        (12 | 16, 1..=4) if of(Family::V4) => offset == 12,
-        (9, 1) if prefix == 8 && of(Family::V4) => return Some(protocol(*value.first()?, not)),
-        _ => return None,
-    };
-    let mut octets = [0; 16];
-    for (to, from) in octets.iter_mut().zip(value) {
-        *to = *from;
+    let family = family?;
+    if (offset, value.len(), prefix, family) == (PROTOCOL, 1, 8, Family::V4) {
+        return Some(protocol(*value.first()?, not));
     }
-    let net = if matches!(offset, 12 | 16) {
-        let octets: [u8; 4] = read_array(&octets, 0)?;
-        IpNet::V4(Ipv4Net::new(Ipv4Addr::from(octets), prefix).ok()?)
-    } else {
-        IpNet::V6(Ipv6Net::new(Ipv6Addr::from(octets), prefix).ok()?)
-    };
+    let end = AddressOffset(offset).end(family)?;
+    let length = Selector::Source(family).length() as usize;
+    if value.is_empty() || value.len() > length {
+        return None;
+    }
+    let octets = value.iter().copied().chain(iter::repeat(0)).take(length);
+    let net = IpNet::new(family.address(big_endian(octets)), prefix).ok()?;
     // What a mask has cleared equals nothing but 0.
     let is = Equality { value: Some(net).filter(|net| *net == net.trunc())?, not };
-    Some(Condition::Plain(if is_source { Match::Source(is) } else { Match::Destination(is) }))
+    Some(Condition::Plain(match end {
+        Endpoint::Source => Match::Source(is),
+        Endpoint::Destination => Match::Destination(is),
+    }))
 }
 
 /// The prefix length of a mask whose set bits come first.
