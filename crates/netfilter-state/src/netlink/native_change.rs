@@ -89,9 +89,8 @@ impl<'a> TableChange<'a> {
         self.removals(batch);
         self.chains(batch);
         self.objects(batch);
-        let named: Vec<&SetKey> =
-            self.wanted.sets.iter().filter(|(_, set)| !set.is_anonymous()).map(|(key, _)| key).collect();
-        for key in named.into_iter().filter(|key| !self.has_set(key)) {
+        let there = |key: &SetKey| self.now.is_some_and(|now| now.sets.contains_key(key));
+        for (key, _) in self.wanted.sets.iter().filter(|(key, set)| !set.is_anonymous() && !there(key)) {
             if let SetKey::Name(name) = key {
                 self.set(batch, key, name);
             }
@@ -99,10 +98,6 @@ impl<'a> TableChange<'a> {
         for (name, wanted) in &self.wanted.chains {
             self.rules(batch, name, wanted);
         }
-    }
-
-    fn has_set(&self, key: &SetKey) -> bool {
-        self.now.is_some_and(|now| now.sets.contains_key(key))
     }
 
     /// The chain as it is, unless it must be made again because it hangs elsewhere.
@@ -117,11 +112,7 @@ impl<'a> TableChange<'a> {
     fn removals(&self, batch: &mut Batch<'a>) {
         let Some(now) = self.now else { return };
         for (name, chain) in &now.chains {
-            let kept = match self.kept_chain(name) {
-                Some(found) => self.kept_rules(found, self.wanted.chains.get(name)),
-                None => BTreeMap::new(),
-            };
-            let staying: BTreeSet<u64> = kept.into_values().collect();
+            let staying: BTreeSet<u64> = self.kept_rules(name).into_values().collect();
             for rule in
                 chain.rules.iter().filter(|rule| !rule.handle.is_some_and(|handle| staying.contains(&handle)))
             {
@@ -142,28 +133,30 @@ impl<'a> TableChange<'a> {
         }
     }
 
-    /// Which rules stay: the position of each wanted one, with its handle. A rule whose handle exists is that
+    /// Which rules of a chain stay: the position of each wanted one, with its handle. A rule whose handle exists is that
     /// very rule; any other is matched to the next equal one.
-    fn kept_rules(&self, found: &NativeChain, wanted: Option<&NativeChain>) -> BTreeMap<usize, u64> {
-        let wanted = wanted.map(|chain| chain.rules.as_slice()).unwrap_or_default();
+    fn kept_rules(&self, name: &str) -> BTreeMap<usize, u64> {
+        let mut kept = BTreeMap::new();
+        let (Some(found), Some(NativeChain { rules: wanted, .. })) =
+            (self.kept_chain(name), self.wanted.chains.get(name))
+        else {
+            return kept;
+        };
         let there: BTreeSet<u64> = found.rules.iter().filter_map(|rule| rule.handle).collect();
         let claim = |rule: &NativeRule| rule.handle.filter(|handle| there.contains(handle));
         let claimed: BTreeSet<u64> = wanted.iter().filter_map(claim).collect();
-        let mut kept = BTreeMap::new();
-        let mut next = 0;
+        let mut rest = found.rules.as_slice();
         for (index, rule) in wanted.iter().enumerate() {
             let is_it = |candidate: &NativeRule| match (claim(rule), candidate.handle) {
                 (Some(wanted), Some(found)) => wanted == found,
                 (None, Some(found)) => !claimed.contains(&found) && self.reads_like(candidate, rule),
                 (_, None) => false,
             };
-            let rest = found.rules.get(next..).unwrap_or_default();
-            if let Some(offset) = rest.iter().position(is_it) {
-                let position = next.saturating_add(offset);
-                kept.extend(
-                    found.rules.get(position).and_then(|rule| rule.handle).map(|handle| (index, handle)),
-                );
-                next = position.saturating_add(1);
+            if let Some((_, [candidate, behind @ ..])) =
+                rest.iter().position(is_it).and_then(|place| rest.split_at_checked(place))
+            {
+                kept.extend(candidate.handle.map(|handle| (index, handle)));
+                rest = behind;
             }
         }
         kept
@@ -207,8 +200,7 @@ impl<'a> TableChange<'a> {
 
     /// Rules that come, each before the next one that stays.
     fn rules(&self, batch: &mut Batch<'a>, chain: &'a str, wanted: &'a NativeChain) {
-        let kept =
-            self.kept_chain(chain).map(|found| self.kept_rules(found, Some(wanted))).unwrap_or_default();
+        let kept = self.kept_rules(chain);
         for (index, rule) in wanted.rules.iter().enumerate().filter(|(index, _)| !kept.contains_key(index)) {
             let before = kept.range(index..).next().map(|(_, handle)| *handle);
             self.rule(batch, chain, rule, before);
