@@ -167,14 +167,13 @@ impl<'a, 's> ExpressionReader<'a, 's> {
                 self.registers.load(to, ValueOrigin::Value(value), value.len());
             }
             Expression::Bitwise { from, to, mask, flip, .. } => {
-                if self.registers.change(from, to, mask, flip).is_none() {
-                    self.registers.forget(ValueOrigin::Other("bitwise"));
-                }
+                self.registers.change((from, to), "bitwise", |loaded| loaded.changed(mask, flip));
             }
+            // No piece fits, and nothing is written: nft has this for numbers of one byte.
+            Expression::Byteorder { length, size, .. } if length < size => {}
             Expression::Byteorder { from, to, operation, length, size } => {
-                if self.registers.reorder(from, to, (operation, length, size)).is_none() {
-                    self.registers.forget(ValueOrigin::Other("byteorder"));
-                }
+                let reordered = |loaded: Loaded<'a>| loaded.reordered(operation, length, size);
+                self.registers.change((from, to), "byteorder", reordered);
             }
             Expression::Compare { register, operator, value } => {
                 let family = self.family;

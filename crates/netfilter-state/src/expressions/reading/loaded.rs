@@ -66,7 +66,7 @@ impl<'a> Loaded<'a> {
         }
     }
 
-    pub(super) fn changed(self, mask: &'a [u8], flip: &'a [u8]) -> Self {
+    pub(crate) fn changed(self, mask: &'a [u8], flip: &'a [u8]) -> Self {
         let bits = match self.bits {
             Bits::All if (mask.len(), flip.len()) != (self.width, self.width) => Bits::Unknown,
             Bits::All if flip.iter().all(|byte| *byte == 0) => Bits::Masked(mask),
@@ -77,7 +77,7 @@ impl<'a> Loaded<'a> {
     }
 
     /// Turns each piece of so many bytes of the first ones round.
-    pub(super) fn reordered(self, operation: u32, length: u32, size: u32) -> Self {
+    pub(crate) fn reordered(self, operation: u32, length: u32, size: u32) -> Self {
         let bits = match self.bits {
             Bits::All if operation == byteorder::TO_NETWORK && length == size => Bits::NetworkOrder,
             Bits::All | Bits::Masked(_) | Bits::Flipped { .. } | Bits::NetworkOrder | Bits::Unknown => {

@@ -69,23 +69,17 @@ impl<'a> Registers<'a> {
         self.put(to, Loaded { width, ..Loaded::whole(origin) });
     }
 
-    /// Changes bits of what is loaded; none where nothing is loaded.
-    pub(crate) fn change(&mut self, from: u32, to: u32, mask: &'a [u8], flip: &'a [u8]) -> Option<()> {
-        let loaded = self.get(from)?.changed(mask, flip);
-        self.put(to, loaded);
-        Some(())
-    }
-
-    /// Changes the order of bytes of what is loaded; none where nothing is loaded.
-    pub(crate) fn reorder(&mut self, from: u32, to: u32, reordered: (u32, u32, u32)) -> Option<()> {
-        let (operation, length, size) = reordered;
-        // No piece fits, and nothing is written: nft has this for numbers of one byte.
-        if length < size {
-            return Some(());
+    /// Makes something else of what is loaded. Where nothing is, the expression of this name leads to something that is not known.
+    pub(crate) fn change(
+        &mut self,
+        (from, to): (u32, u32),
+        name: &'a str,
+        change: impl FnOnce(Loaded<'a>) -> Loaded<'a>,
+    ) {
+        match self.get(from) {
+            Some(loaded) => self.put(to, change(loaded)),
+            None => self.forget(ValueOrigin::Other(name)),
         }
-        let loaded = self.get(from)?.reordered(operation, length, size);
-        self.put(to, loaded);
-        Some(())
     }
 
     /// The loaded register is unknown: all may hold this.
