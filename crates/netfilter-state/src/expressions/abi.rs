@@ -106,14 +106,21 @@ pub const fn table_family_number(of: TableFamily) -> u8 {
 pub mod attribute {
     /// The name of a table, in its own message and in those about what it holds.
     pub const TABLE: u16 = 1;
+    /// An element of a list.
+    pub const ELEMENT: u16 = 1;
+    /// The generation of the ruleset that a transaction is based on.
+    pub const BATCH_GENERATION: u16 = 1;
+    /// The kernel's words in an error message.
+    pub const ERROR_TEXT: u16 = 1;
+    /// The number of a program that hangs on a hook.
+    pub const HOOKED_PROGRAM: u16 = 1;
+    /// The length of a part of a set's keys.
+    pub const PART_LENGTH: u16 = 1;
 
     pub mod generation {
         pub const ID: u16 = 1;
         pub const PROCESS: u16 = 2;
         pub const PROCESS_NAME: u16 = 3;
-    }
-    pub mod batch {
-        pub const GENERATION: u16 = 1;
     }
     pub mod table {
         pub const FLAGS: u16 = 2;
@@ -161,9 +168,6 @@ pub mod attribute {
         pub const FAMILY: u16 = 2;
         pub const NAME: u16 = 3;
     }
-    pub mod hooked_program {
-        pub const ID: u16 = 1;
-    }
     pub mod rule {
         pub const CHAIN: u16 = 2;
         pub const HANDLE: u16 = 3;
@@ -175,9 +179,6 @@ pub mod attribute {
     pub mod compat {
         pub const PROTOCOL: u16 = 1;
         pub const FLAGS: u16 = 2;
-    }
-    pub mod list {
-        pub const ELEMENT: u16 = 1;
     }
     pub mod expression {
         pub const NAME: u16 = 1;
@@ -338,9 +339,6 @@ pub mod attribute {
         /// The parts of a key, one behind the other.
         pub const PARTS: u16 = 2;
     }
-    pub mod set_part {
-        pub const LENGTH: u16 = 1;
-    }
     pub mod elements {
         pub const SET: u16 = 2;
         pub const ELEMENTS: u16 = 3;
@@ -369,10 +367,6 @@ pub mod attribute {
         pub const USER_DATA: u16 = 8;
         /// What one may be created with.
         pub const WRITABLE: [u16; 5] = [super::TABLE, NAME, TYPE, DATA, USER_DATA];
-    }
-    /// Of an error message.
-    pub mod error {
-        pub const TEXT: u16 = 1;
     }
 }
 
@@ -468,10 +462,8 @@ pub mod register {
     pub const FIRST_PART: u32 = 8;
 }
 
-/// Operations of the byteorder expression.
-pub mod byteorder {
-    pub const TO_NETWORK: u32 = 1;
-}
+/// The operation of the byteorder expression that makes the network's order of the machine's (`NFT_BYTEORDER_HTON`).
+pub const TO_NETWORK_ORDER: u32 = 1;
 
 /// Of the fib expression: what it returns, and which address it is about.
 pub mod fib {

@@ -20,7 +20,7 @@ pub(crate) struct Expressions<'a>(pub(crate) &'a mut MessageWriter);
 
 impl Expressions<'_> {
     fn expression(&mut self, name: &str, body: impl FnOnce(&mut MessageWriter)) {
-        self.0.nested(attribute::list::ELEMENT, |element| {
+        self.0.nested(attribute::ELEMENT, |element| {
             element.text(attribute::expression::NAME, name);
             element.nested(attribute::expression::DATA, body);
         });

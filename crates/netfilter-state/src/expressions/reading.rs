@@ -454,7 +454,7 @@ mod tests {
     fn list(expressions: &[(&str, Body)]) -> MessageWriter {
         let mut writer = MessageWriter::default();
         for (name, body) in expressions {
-            writer.nested(attribute::list::ELEMENT, |element| {
+            writer.nested(attribute::ELEMENT, |element| {
                 element.text(attribute::expression::NAME, name);
                 element.nested(attribute::expression::DATA, body);
             });
@@ -555,7 +555,7 @@ mod tests {
     fn a_map_loads_what_is_no_verdict() {
         let loads = |to: Option<u32>| {
             let mut list = MessageWriter::default();
-            list.nested(attribute::list::ELEMENT, |element| {
+            list.nested(attribute::ELEMENT, |element| {
                 element.text(attribute::expression::NAME, "lookup");
                 element.nested(attribute::expression::DATA, |data| {
                     data.text(attribute::lookup::SET, "map");
@@ -645,7 +645,7 @@ mod tests {
     /// A rule that looks up in a set what an expression loads into the first register.
     fn look_up(load: (&str, Body), set: &str) -> MessageWriter {
         let mut writer = list(&[load]);
-        writer.nested(attribute::list::ELEMENT, |element| {
+        writer.nested(attribute::ELEMENT, |element| {
             element.text(attribute::expression::NAME, "lookup");
             element.nested(attribute::expression::DATA, |data| {
                 data.text(attribute::lookup::SET, set);
@@ -686,7 +686,7 @@ mod tests {
     fn sets_are_followed_up_to_a_number_of_elements() {
         let mut elements = MessageWriter::default();
         for port in [80_u16, 443] {
-            elements.nested(attribute::list::ELEMENT, |element| {
+            elements.nested(attribute::ELEMENT, |element| {
                 element.nested(attribute::element::KEY, |key| {
                     key.bytes(attribute::data::VALUE, &port.to_be_bytes());
                 });

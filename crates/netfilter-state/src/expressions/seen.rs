@@ -705,7 +705,7 @@ mod tests {
 
     /// An expression of which only a name is known, and attributes of 32 bits.
     fn named(out: &mut Expressions<'_>, name: &str, numbers: &[(u16, u32)]) {
-        out.0.nested(attribute::list::ELEMENT, |element| {
+        out.0.nested(attribute::ELEMENT, |element| {
             element.text(attribute::expression::NAME, name);
             element.nested(attribute::expression::DATA, |data| {
                 numbers.iter().for_each(|(kind, number)| data.u32(*kind, *number));
@@ -957,7 +957,7 @@ mod tests {
             let mut set = crate::ruleset::Set::default();
             set.declare(declared.attributes());
             let mut rule = MessageWriter::default();
-            rule.nested(attribute::list::ELEMENT, |element| {
+            rule.nested(attribute::ELEMENT, |element| {
                 element.text(attribute::expression::NAME, "objref");
                 element.nested(attribute::expression::DATA, |data| data.text(SET, "map"));
             });
@@ -986,7 +986,7 @@ mod tests {
     fn only_the_size_itself_is_harmless_to_write_in_its_option() {
         let writes = |offset: u32, length: u32| {
             words_statements(|out| {
-                out.0.nested(attribute::list::ELEMENT, |element| {
+                out.0.nested(attribute::ELEMENT, |element| {
                     use attribute::extension_header::{LENGTH, OFFSET, OPERATION, SOURCE, TYPE};
                     element.text(attribute::expression::NAME, "exthdr");
                     element.nested(attribute::expression::DATA, |data| {

@@ -213,7 +213,7 @@ impl<'a> Message<'a> {
             usize::try_from(length).ok()?.checked_next_multiple_of(4)?
         };
         let bytes = self.body.get(repeated.checked_add(4)?..)?;
-        (Attributes { bytes }).find(attribute::error::TEXT)?.text().map(String::from)
+        (Attributes { bytes }).find(attribute::ERROR_TEXT)?.text().map(String::from)
     }
 }
 

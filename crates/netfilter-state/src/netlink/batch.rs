@@ -39,7 +39,7 @@ impl<'a> Batch<'a> {
         let mut writer = MessageWriter::default();
         writer.message(Head::of_transaction(kind::BATCH_BEGIN, BEGIN), |body| {
             if let Some(generation) = observed.generation() {
-                body.u32(attribute::batch::GENERATION, generation);
+                body.u32(attribute::BATCH_GENERATION, generation);
             }
         });
         Self { observed, writer, parts: Vec::new(), sets: 0 }

@@ -87,7 +87,7 @@ fn described(info: Attributes<'_>) -> Option<HookOwner> {
     match info.u32(attribute::hooked_info::TYPE)? {
         hooked::CHAIN => chain(description),
         hooked::PROGRAM => {
-            let id = description.u32(attribute::hooked_program::ID)?;
+            let id = description.u32(attribute::HOOKED_PROGRAM)?;
             Some(HookOwner::Unknown(format!("BPF program {id}")))
         }
         _ => None,

@@ -267,7 +267,7 @@ impl<'a> TableChange<'a> {
                 body.u32(attribute::elements::SET_ID, number);
                 body.nested(attribute::elements::ELEMENTS, |list| {
                     for element in elements {
-                        list.nested(attribute::list::ELEMENT, |out| {
+                        list.nested(attribute::ELEMENT, |out| {
                             copy(out, element, &attribute::element::WRITABLE);
                         });
                     }
@@ -366,7 +366,7 @@ mod tests {
         use attribute::{lookup, object_reference};
         let using = |name: &str, by: (u16, u16), set: &str, number: u32| {
             let mut list = MessageWriter::default();
-            list.nested(attribute::list::ELEMENT, |out| {
+            list.nested(attribute::ELEMENT, |out| {
                 out.text(expression::NAME, name);
                 out.nested(expression::DATA, |out| {
                     out.text(by.0, set);

@@ -423,12 +423,7 @@ impl SetState {
 
 impl PartialEq for NativeState {
     fn eq(&self, other: &Self) -> bool {
-        self.tables.len() == other.tables.len()
-            && self
-                .tables
-                .iter()
-                .zip(&other.tables)
-                .all(|((name, one), (other_name, two))| name == other_name && one.same(two))
+        DataPlane::NFT_TABLES.into_iter().all(|table| self.agrees_in(other, table))
     }
 }
 

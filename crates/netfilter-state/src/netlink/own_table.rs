@@ -230,7 +230,7 @@ impl TableBatch {
                 body.u32(attribute::elements::SET_ID, id);
                 body.nested(attribute::elements::ELEMENTS, |list| {
                     for key in keys {
-                        list.nested(attribute::list::ELEMENT, |element| {
+                        list.nested(attribute::ELEMENT, |element| {
                             element.value(attribute::element::KEY, key);
                         });
                     }

@@ -301,7 +301,7 @@ mod tests {
     #[test]
     fn what_the_kernel_counted_is_read() {
         let mut writer = crate::expressions::wire::MessageWriter::default();
-        writer.nested(attribute::list::ELEMENT, |element| {
+        writer.nested(attribute::ELEMENT, |element| {
             element.text(attribute::expression::NAME, "counter");
             element.nested(attribute::expression::DATA, |data| {
                 data.u64(attribute::counter::BYTES, 180);

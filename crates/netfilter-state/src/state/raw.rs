@@ -75,7 +75,7 @@ fn without_counts(expressions: Attributes<'_>) -> Vec<u8> {
     for (_, element) in expressions {
         match reading::name_and_data(element) {
             Some(("counter", _)) => crate::expressions::expression::Expressions(&mut writer).counter(),
-            _ => writer.nested(attribute::list::ELEMENT, |out| out.raw(element.0)),
+            _ => writer.nested(attribute::ELEMENT, |out| out.raw(element.0)),
         }
     }
     writer.finish().unwrap_or_default()
@@ -128,7 +128,7 @@ mod tests {
     fn counters_are_no_difference() {
         let counted = |packets: u64| {
             let mut writer = MessageWriter::default();
-            writer.nested(attribute::list::ELEMENT, |element| {
+            writer.nested(attribute::ELEMENT, |element| {
                 element.text(attribute::expression::NAME, "counter");
                 element.nested(attribute::expression::DATA, |data| data.u64(2, packets));
             });

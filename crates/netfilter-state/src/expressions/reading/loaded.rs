@@ -1,6 +1,6 @@
 //! What one register holds.
 
-use super::{super::abi::byteorder, Field};
+use super::{super::abi::TO_NETWORK_ORDER, Field};
 
 /// How many bytes a register has at most.
 pub(super) const WIDEST: usize = 16;
@@ -79,7 +79,7 @@ impl<'a> Loaded<'a> {
     /// Turns each piece of so many bytes of the first ones round.
     pub(crate) fn reordered(self, operation: u32, length: u32, size: u32) -> Self {
         let bits = match self.bits {
-            Bits::All if operation == byteorder::TO_NETWORK && length == size => Bits::NetworkOrder,
+            Bits::All if operation == TO_NETWORK_ORDER && length == size => Bits::NetworkOrder,
             Bits::All | Bits::Masked(_) | Bits::Flipped { .. } | Bits::NetworkOrder | Bits::Unknown => {
                 Bits::Unknown
             }

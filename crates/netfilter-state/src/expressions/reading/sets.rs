@@ -40,10 +40,8 @@ impl Set {
         self.object = attributes.u32(attribute::set::OBJECT_TYPE);
         let description = attributes.nested(attribute::set::DESCRIPTION);
         let parts = description.and_then(|one| one.nested(attribute::set_description::PARTS));
-        let lengths = parts
-            .into_iter()
-            .flatten()
-            .map(|(_, part)| length(part.attributes(), attribute::set_part::LENGTH));
+        let lengths =
+            parts.into_iter().flatten().map(|(_, part)| length(part.attributes(), attribute::PART_LENGTH));
         self.parts = lengths.flatten().collect();
     }
 
@@ -228,8 +226,8 @@ mod tests {
         declared.nested(attribute::set::DESCRIPTION, |description| {
             description.nested(attribute::set_description::PARTS, |parts| {
                 for length in lengths {
-                    parts.nested(attribute::list::ELEMENT, |part| {
-                        part.u32(attribute::set_part::LENGTH, *length);
+                    parts.nested(attribute::ELEMENT, |part| {
+                        part.u32(attribute::PART_LENGTH, *length);
                     });
                 }
             });
@@ -238,7 +236,7 @@ mod tests {
         set.declare(declared.attributes());
         for (first, last) in elements {
             let mut list = MessageWriter::default();
-            list.nested(attribute::list::ELEMENT, |element| {
+            list.nested(attribute::ELEMENT, |element| {
                 element.nested(attribute::element::KEY, |key| key.bytes(attribute::data::VALUE, first));
                 if first != last {
                     element
@@ -275,13 +273,13 @@ mod tests {
     fn an_element_with_conditions_of_its_own_is_not_understood() {
         let with = |kind: u16, name: &str| {
             let mut list = MessageWriter::default();
-            list.nested(attribute::list::ELEMENT, |element| {
+            list.nested(attribute::ELEMENT, |element| {
                 element.nested(attribute::element::KEY, |key| key.bytes(attribute::data::VALUE, &[0, 80]));
                 let expression = |data: &mut MessageWriter| data.text(attribute::expression::NAME, name);
                 if kind == attribute::element::EXPRESSION {
                     element.nested(kind, expression);
                 } else {
-                    element.nested(kind, |all| all.nested(attribute::list::ELEMENT, expression));
+                    element.nested(kind, |all| all.nested(attribute::ELEMENT, expression));
                 }
             });
             let mut set = Set::default();
@@ -297,7 +295,7 @@ mod tests {
     #[test]
     fn so_many_elements_are_kept_and_no_more() {
         let mut one = MessageWriter::default();
-        one.nested(attribute::list::ELEMENT, |element| {
+        one.nested(attribute::ELEMENT, |element| {
             element.nested(attribute::element::KEY, |key| key.bytes(attribute::data::VALUE, &[0, 80]));
         });
         let mut set = Set::default();

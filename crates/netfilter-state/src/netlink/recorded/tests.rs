@@ -199,7 +199,7 @@ fn hooked_message(body: impl FnOnce(&mut MessageWriter)) -> Vec<u8> {
 
 #[test]
 fn what_hangs_on_a_hook_and_is_not_known_has_a_name() {
-    use attribute::{hooked as of, hooked_info as info, hooked_program as program};
+    use attribute::{HOOKED_PROGRAM, hooked as of, hooked_info as info};
     let owner = |body: fn(&mut MessageWriter)| {
         let mut hooks = HookList::default();
         Messages::new(&hooked_message(body)).for_each(|message| hooks.take(&message));
@@ -220,7 +220,7 @@ fn what_hangs_on_a_hook_and_is_not_known_has_a_name() {
     let of_program = owner(|out| {
         out.text(of::FUNCTION, "nf_hook_run_bpf");
         out.nested(of::INFO, |out| {
-            out.nested(info::DESCRIPTION, |out| out.u32(program::ID, 42));
+            out.nested(info::DESCRIPTION, |out| out.u32(HOOKED_PROGRAM, 42));
             out.u32(info::TYPE, 2);
         });
     });
