@@ -38,7 +38,7 @@ impl MessageWriter {
         self.raw(&head.resource.to_be_bytes());
         body(self);
         match u32::try_from(self.bytes.len().saturating_sub(start)) {
-            Ok(length) => self.patch(start, &length.to_ne_bytes()),
+            Ok(length) => write_at(&mut self.bytes, start, &length.to_ne_bytes()),
             Err(_) => self.too_long = true,
         }
     }
@@ -80,7 +80,7 @@ impl MessageWriter {
     pub(crate) fn flag_last(&mut self, flag: u16) {
         let offset = self.last.saturating_add(6);
         let flags = read_array(&self.bytes, offset).map_or(0, u16::from_ne_bytes);
-        self.patch(offset, &(flags | flag).to_ne_bytes());
+        write_at(&mut self.bytes, offset, &(flags | flag).to_ne_bytes());
     }
 
     /// The bytes; `None` when something is longer than its length field can say.
@@ -107,7 +107,7 @@ impl MessageWriter {
         self.raw(&kind.to_ne_bytes());
         body(self);
         match u16::try_from(self.bytes.len().saturating_sub(start)) {
-            Ok(length) => self.patch(start, &length.to_ne_bytes()),
+            Ok(length) => write_at(&mut self.bytes, start, &length.to_ne_bytes()),
             Err(_) => self.too_long = true,
         }
         self.bytes.resize(self.bytes.len().next_multiple_of(4), 0);
@@ -116,13 +116,6 @@ impl MessageWriter {
     /// Bytes as they are, without padding.
     pub(crate) fn raw(&mut self, bytes: &[u8]) {
         self.bytes.extend_from_slice(bytes);
-    }
-
-    fn patch(&mut self, start: usize, bytes: &[u8]) {
-        let hole = self.bytes.get_mut(start..).and_then(|rest| rest.get_mut(..bytes.len()));
-        if let Some(hole) = hole {
-            hole.copy_from_slice(bytes);
-        }
     }
 }
 
@@ -360,6 +353,14 @@ impl<'a> Attribute<'a> {
 /// The bytes of a fixed size that stand at an offset.
 pub(crate) fn read_array<const N: usize>(bytes: &[u8], offset: usize) -> Option<[u8; N]> {
     bytes.get(offset..)?.first_chunk().copied()
+}
+
+/// Puts a field where it belongs; none that would end behind the bytes.
+pub(crate) fn write_at(bytes: &mut [u8], offset: usize, field: &[u8]) {
+    let hole = bytes.get_mut(offset..).and_then(|rest| rest.get_mut(..field.len()));
+    if let Some(hole) = hole {
+        hole.copy_from_slice(field);
+    }
 }
 
 /// The number of which these are the bytes, the most significant first.

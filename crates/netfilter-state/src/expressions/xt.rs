@@ -1,7 +1,7 @@
 //! The xt matches and targets that iptables-nft uses where nf_tables' own expressions would not be read back: structures of
 //! `linux/netfilter/xt_*.h`, in the machine's byte order but for ports and addresses, padded to eight bytes.
 
-use super::wire::read_array;
+use super::wire::{read_array, write_at};
 use crate::ruleset::StateBits;
 use redirect_core::{
     rule::{ConnState, Direction, Equality, Match, Rule, Target, TcpFlags, Tracked},
@@ -100,27 +100,13 @@ pub(crate) const SAVE_MARK: u8 = 1;
 pub(crate) const RESTORE_MARK: u8 = 2;
 const ALL_BITS: [u8; 4] = [0xff; 4];
 
-/// A structure of a fixed size, written field by field.
-#[derive(Default)]
-struct Info {
-    bytes: Vec<u8>,
-}
-
-impl Info {
-    fn put(mut self, field: &[u8]) -> Self {
-        self.bytes.extend_from_slice(field);
-        self
+/// A structure of this size with these fields, each at its offset; the rest is zero.
+fn structure(size: usize, fields: &[(usize, &[u8])]) -> Vec<u8> {
+    let mut structure = vec![0; size];
+    for (at, field) in fields {
+        write_at(&mut structure, *at, field);
     }
-
-    /// Zeros up to an offset, or to the end.
-    fn skip_to(mut self, offset: usize) -> Self {
-        self.bytes.resize(offset, 0);
-        self
-    }
-
-    fn fill(self, size: usize) -> Vec<u8> {
-        self.skip_to(size).bytes
-    }
+    structure
 }
 
 /// The extension that a condition needs, if it is not one of nf_tables' own expressions, and its structure, if that has room.
@@ -132,8 +118,8 @@ pub(crate) fn of_match(condition: &Match) -> Option<(Extension, Option<Vec<u8>>)
         Match::Tracked(tracked) => Some((Extension::CONNTRACK, Some(conntrack(*tracked)))),
         Match::ConnMark(is) => {
             let (value, mask) = (is.value.value().to_ne_bytes(), is.value.mask().to_ne_bytes());
-            let info = Info::default().put(&value).put(&mask).put(&[u8::from(is.not)]);
-            Some((Extension::CONNMARK_MATCH, Some(info.fill(size::MARK_MATCH))))
+            let fields: [(usize, &[u8]); 3] = [(0, &value), (4, &mask), (8, &[u8::from(is.not)])];
+            Some((Extension::CONNMARK_MATCH, Some(structure(size::MARK_MATCH, &fields))))
         }
         Match::Source(_)
         | Match::Destination(_)
@@ -154,38 +140,31 @@ fn conntrack(Tracked { state, direction }: Tracked) -> Vec<u8> {
         Some(Direction::Original) => (CONNTRACK_STATE | CONNTRACK_DIRECTION, 0),
         Some(Direction::Reply) => (CONNTRACK_STATE | CONNTRACK_DIRECTION, CONNTRACK_DIRECTION),
     };
-    let info = Info::default()
-        .skip_to(CONNTRACK_FLAGS)
-        .put(&flags.to_ne_bytes())
-        .put(&inverted.to_ne_bytes())
-        .skip_to(CONNTRACK_STATES)
-        .put(&u16::try_from(bits).unwrap_or_default().to_ne_bytes());
-    info.fill(size::CONNTRACK)
+    let flags = [flags.to_ne_bytes(), inverted.to_ne_bytes()].concat();
+    let states = u16::try_from(bits).unwrap_or_default().to_ne_bytes();
+    structure(size::CONNTRACK, &[(CONNTRACK_FLAGS, &flags), (CONNTRACK_STATES, &states)])
 }
 
 fn owner(which: u8, is: &Equality<u32>) -> Vec<u8> {
-    let id = is.value.to_ne_bytes();
-    let info = Info::default().skip_to(if which == OWNER_UID { 0 } else { 8 }).put(&id).put(&id);
-    info.skip_to(16).put(&[which, if is.not { which } else { 0 }]).fill(size::OWNER)
+    let range = [is.value.to_ne_bytes(); 2].concat();
+    let at = if which == OWNER_UID { 0 } else { 8 };
+    structure(size::OWNER, &[(at, &range), (16, &[which, if is.not { which } else { 0 }])])
 }
 
 fn multiport(is: &Equality<Vec<PortRange>>) -> Option<Vec<u8>> {
     let (mut ports, mut flags) = (Vec::new(), Vec::new());
     for range in &is.value {
-        ports.push(range.first());
+        ports.extend(range.first().to_ne_bytes());
         let is_range = range.first() != range.last();
         flags.push(u8::from(is_range));
         if is_range {
-            ports.push(range.last());
+            ports.extend(range.last().to_ne_bytes());
             flags.push(0);
         }
     }
-    let count = u8::try_from(ports.len()).ok().filter(|_| ports.len() <= MULTIPORT_ROOM)?;
-    let mut info = Info::default().put(&[MULTIPORT_DESTINATION, count]);
-    for port in ports {
-        info = info.put(&port.to_ne_bytes());
-    }
-    Some(info.skip_to(32).put(&flags).skip_to(47).put(&[u8::from(is.not)]).fill(size::MULTIPORT))
+    let count = u8::try_from(flags.len()).ok().filter(|_| flags.len() <= MULTIPORT_ROOM)?;
+    let (head, not) = ([MULTIPORT_DESTINATION, count], [u8::from(is.not)]);
+    Some(structure(size::MULTIPORT, &[(0, &head), (2, &ports), (32, &flags), (47, &not)]))
 }
 
 /// The extension that a target needs, if it is not a verdict, and its structure.
@@ -193,27 +172,21 @@ pub(crate) fn of_target(target: &Target, family: Family) -> Option<(Extension, V
     Some(match target {
         Target::Accept | Target::Drop | Target::Return | Target::Jump(_) => return None,
         Target::Redirect(port) => {
-            let (port, flags) = (port.number().to_be_bytes(), super::abi::PORTS_GIVEN.to_ne_bytes());
+            let ports = [port.number().to_be_bytes(); 2].concat();
+            let (ranges, flags) = (1_u32.to_ne_bytes(), super::abi::PORTS_GIVEN.to_ne_bytes());
             let info = match family {
                 // One range of a `nf_nat_ipv4_multi_range_compat`: flags, two addresses, two ports.
-                Family::V4 => {
-                    let range = Info::default().put(&1_u32.to_ne_bytes()).put(&flags).skip_to(16);
-                    range.put(&port).put(&port).fill(size::REDIRECT_V4)
-                }
-                Family::V6 => {
-                    let range = Info::default().put(&flags).skip_to(36);
-                    range.put(&port).put(&port).fill(size::REDIRECT_V6)
-                }
+                Family::V4 => structure(size::REDIRECT_V4, &[(0, &ranges), (4, &flags), (16, &ports)]),
+                Family::V6 => structure(size::REDIRECT_V6, &[(0, &flags), (36, &ports)]),
             };
             (Extension::REDIRECT, info)
         }
         Target::Tproxy { port, mark } => {
-            let info = Info::default().put(&ALL_BITS).put(&mark.value().to_ne_bytes()).skip_to(24);
-            (Extension::TPROXY, info.put(&port.number().to_be_bytes()).fill(size::TPROXY))
+            let (value, port) = (mark.value().to_ne_bytes(), port.number().to_be_bytes());
+            (Extension::TPROXY, structure(size::TPROXY, &[(0, &ALL_BITS), (4, &value), (24, &port)]))
         }
         Target::SetMark(mark) => {
-            let info = Info::default().put(&mark.value().to_ne_bytes()).put(&ALL_BITS);
-            (Extension::MARK, info.fill(size::MARK))
+            (Extension::MARK, structure(size::MARK, &[(0, &mark.value().to_ne_bytes()), (4, &ALL_BITS)]))
         }
         Target::SaveMark => (Extension::CONNMARK, connmark([0; 4], ALL_BITS, SAVE_MARK)),
         Target::RestoreMark => (Extension::CONNMARK, connmark([0; 4], ALL_BITS, RESTORE_MARK)),
@@ -221,15 +194,13 @@ pub(crate) fn of_target(target: &Target, family: Family) -> Option<(Extension, V
             let (value, mask) = (mark.value().to_ne_bytes(), mark.mask().to_ne_bytes());
             (Extension::CONNMARK, connmark(value, mask, SET_MARK))
         }
-        Target::ConntrackZone(zone) => {
-            (Extension::CT, Info::default().put(&[0; 2]).put(&zone.to_ne_bytes()).fill(size::CT))
-        }
+        Target::ConntrackZone(zone) => (Extension::CT, structure(size::CT, &[(2, &zone.to_ne_bytes())])),
     })
 }
 
 /// The connection's mark and its bits, all bits of the packet's, no shift.
 fn connmark(mark: [u8; 4], bits: [u8; 4], mode: u8) -> Vec<u8> {
-    Info::default().put(&mark).put(&bits).put(&ALL_BITS).put(&[0, 0, mode]).fill(size::CONNMARK)
+    structure(size::CONNMARK, &[(0, &mark), (4, &bits), (8, &ALL_BITS), (14, &[mode])])
 }
 
 /// Which ports a multiport match checks (`enum xt_multiport_flags`), and for what.
