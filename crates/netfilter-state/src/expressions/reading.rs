@@ -290,8 +290,18 @@ impl<'a> Expression<'a> {
             b"ct" => Self::ct(data),
             b"payload" => Self::payload(data),
             b"bitwise" => Self::bitwise(data),
-            b"byteorder" => Self::byteorder(data),
-            b"cmp" => Self::compare(data),
+            b"byteorder" => Some(Self::Byteorder {
+                from: data.u32(attribute::byteorder::SOURCE)?,
+                to: data.u32(attribute::byteorder::DESTINATION)?,
+                operation: data.u32(attribute::byteorder::OPERATION)?,
+                length: data.u32(attribute::byteorder::LENGTH)?,
+                size: data.u32(attribute::byteorder::SIZE)?,
+            }),
+            b"cmp" => Some(Self::Compare {
+                register: data.u32(attribute::cmp::REGISTER)?,
+                operator: data.u32(attribute::cmp::OPERATOR)?,
+                value: data.value(attribute::cmp::DATA)?,
+            }),
             b"fib" => Self::fib(data),
             b"range" => Self::range(data),
             b"immediate" => Self::immediate(data),
@@ -369,24 +379,6 @@ impl<'a> Expression<'a> {
             length: data.u32(attribute::bitwise::LENGTH),
             mask: data.value(attribute::bitwise::MASK)?,
             flip: data.value(attribute::bitwise::XOR)?,
-        })
-    }
-
-    fn byteorder(data: Attributes<'a>) -> Option<Self> {
-        Some(Self::Byteorder {
-            from: data.u32(attribute::byteorder::SOURCE)?,
-            to: data.u32(attribute::byteorder::DESTINATION)?,
-            operation: data.u32(attribute::byteorder::OPERATION)?,
-            length: data.u32(attribute::byteorder::LENGTH)?,
-            size: data.u32(attribute::byteorder::SIZE)?,
-        })
-    }
-
-    fn compare(data: Attributes<'a>) -> Option<Self> {
-        Some(Self::Compare {
-            register: data.u32(attribute::cmp::REGISTER)?,
-            operator: data.u32(attribute::cmp::OPERATOR)?,
-            value: data.value(attribute::cmp::DATA)?,
         })
     }
 
