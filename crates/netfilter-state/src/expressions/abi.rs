@@ -79,20 +79,17 @@ pub mod family {
 }
 
 /// The family with this number.
-#[must_use]
 pub fn family_of(number: u8) -> Option<Family> {
     Family::BOTH.into_iter().find(|family| family.number() == number)
 }
 
 /// The family of tables with this number.
-#[must_use]
 pub fn table_family(number: u8) -> Option<TableFamily> {
     let all = [TableFamily::Inet, TableFamily::Ip, TableFamily::Netdev, TableFamily::Ip6];
     all.into_iter().find(|of| table_family_number(*of) == number)
 }
 
 /// The number of a family of tables.
-#[must_use]
 pub const fn table_family_number(of: TableFamily) -> u8 {
     match of {
         TableFamily::Inet => family::INET,
@@ -366,7 +363,7 @@ pub mod attribute {
         pub const DATA: u16 = 4;
         pub const USER_DATA: u16 = 8;
         /// What one may be created with.
-        pub const WRITABLE: [u16; 5] = [super::TABLE, NAME, TYPE, DATA, USER_DATA];
+        pub const WRITABLE: [u16; 4] = [NAME, TYPE, DATA, USER_DATA];
     }
 }
 
@@ -536,7 +533,6 @@ pub const OWNED_BY_SOCKET: u32 = 2;
 pub const POLICY_ACCEPT: u32 = 1;
 
 /// The kernel's number of a hook.
-#[must_use]
 pub const fn hook_number(hook: Hook) -> u32 {
     match hook {
         Hook::Prerouting => 0,
@@ -548,7 +544,6 @@ pub const fn hook_number(hook: Hook) -> u32 {
 }
 
 /// The hook of IP with this number.
-#[must_use]
 pub fn hook_of(number: u32) -> Option<Hook> {
     Hook::ALL.iter().copied().find(|hook| hook_number(*hook) == number)
 }

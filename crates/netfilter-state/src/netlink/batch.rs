@@ -73,18 +73,21 @@ impl<'a> Batch<'a> {
         Ok(FinishedBatch { bytes, parts: self.parts, confirmed })
     }
 
-    /// Writes one message of the transaction.
+    /// Writes one message of the transaction, which is about a table of this name or what it holds.
     pub(super) fn part(
         &mut self,
-        kind: u16,
-        flags: u16,
+        (kind, flags): (u16, u16),
         family: u8,
+        table: &str,
         part: MessagePart<'a>,
         body: impl FnOnce(&mut MessageWriter),
     ) {
         let head =
             Head { kind, flags: flags | flags::REQUEST, sequence: self.next_sequence(), family, resource: 0 };
-        self.writer.message(head, body);
+        self.writer.message(head, |message| {
+            message.text(attribute::TABLE, table);
+            body(message);
+        });
         self.parts.push(part);
     }
 
@@ -95,11 +98,9 @@ impl<'a> Batch<'a> {
     fn table(&mut self, family: Family, change: &'a TableChange) -> Result<(), BatchError> {
         let table = change.table;
         let layouts = ChainLayout::of(self.observed, family, change)?;
-        let number = family.number();
+        let (number, name) = (family.number(), table.name());
         if !self.observed.has_table(family, table) {
-            self.part(kind::NEW_TABLE, flags::CREATE, number, MessagePart::Table(table.name()), |body| {
-                body.text(attribute::TABLE, table.name());
-            });
+            self.part((kind::NEW_TABLE, flags::CREATE), number, name, MessagePart::Table(name), |_| {});
         }
         let place = |chain: &'a Chain| ChainRef { family, table, chain };
         for (chain, _) in layouts.iter().filter(|(_, layout)| layout.is_new()) {
@@ -110,8 +111,7 @@ impl<'a> Batch<'a> {
         }
         for (chain, _) in layouts.iter().filter(|(_, layout)| layout.is_removed()) {
             let part = MessagePart::RemovedChain(place(chain));
-            self.part(kind::DELETE_CHAIN, 0, number, part, |body| {
-                body.text(attribute::TABLE, table.name());
+            self.part((kind::DELETE_CHAIN, 0), number, name, part, |body| {
                 body.text(attribute::chain::NAME, chain.name());
             });
         }
@@ -125,38 +125,31 @@ impl<'a> Batch<'a> {
 
     fn new_chain(&mut self, place: ChainRef<'a>, number: u8) {
         let ChainRef { table, chain, .. } = place;
-        self.part(
-            kind::NEW_CHAIN,
-            flags::CREATE | flags::EXCLUSIVE,
-            number,
-            MessagePart::Chain(place),
-            |body| {
-                body.text(attribute::TABLE, table.name());
-                body.text(attribute::chain::NAME, chain.name());
-                if let Chain::Hook(hook) = chain {
-                    ChainHook::built_in(table, *hook).write(body);
-                }
-            },
-        );
+        let head = (kind::NEW_CHAIN, flags::CREATE | flags::EXCLUSIVE);
+        self.part(head, number, table.name(), MessagePart::Chain(place), |body| {
+            body.text(attribute::chain::NAME, chain.name());
+            if let Chain::Hook(hook) = chain {
+                ChainHook::built_in(table, *hook).write(body);
+            }
+        });
     }
 
     /// Rules that go: each by its handle, or all of the chain at once where no rule can have been added since.
     fn removals(&mut self, place: ChainRef<'a>, number: u8, layout: &ChainLayout<'a>) {
-        let body = move |handle: Option<u64>| {
-            move |body: &mut MessageWriter| {
-                body.text(attribute::TABLE, place.table.name());
+        let is_of_one_generation = self.observed.generation().is_some();
+        let mut remove = |handle: Option<u64>| {
+            let part = MessagePart::RemovedRule(place);
+            self.part((kind::DELETE_RULE, 0), number, place.table.name(), part, |body| {
                 body.text(attribute::rule::CHAIN, place.chain.name());
                 if let Some(handle) = handle {
                     body.u64(attribute::rule::HANDLE, handle);
                 }
-            }
+            });
         };
-        if layout.keeps_nothing() && self.observed.generation().is_some() {
-            self.part(kind::DELETE_RULE, 0, number, MessagePart::RemovedRule(place), body(None));
-            return;
-        }
-        for handle in &layout.removed {
-            self.part(kind::DELETE_RULE, 0, number, MessagePart::RemovedRule(place), body(Some(*handle)));
+        if layout.keeps_nothing() && is_of_one_generation {
+            remove(None);
+        } else {
+            layout.removed.iter().for_each(|handle| remove(Some(*handle)));
         }
     }
 
@@ -168,9 +161,9 @@ impl<'a> Batch<'a> {
         before: Option<u64>,
     ) -> Result<(), BatchError> {
         let flags = flags::CREATE | if before.is_some() { 0 } else { flags::APPEND };
+        let (table, part) = (place.table.name(), MessagePart::Rule(place, entry));
         let mut result = Ok(());
-        self.part(kind::NEW_RULE, flags, family.number(), MessagePart::Rule(place, entry), |body| {
-            body.text(attribute::TABLE, place.table.name());
+        self.part((kind::NEW_RULE, flags), family.number(), table, part, |body| {
             body.text(attribute::rule::CHAIN, place.chain.name());
             result = rule_body(body, entry, family);
             if matches!((place.chain, entry), (Chain::Hook(_), Entry::Rule(_))) {

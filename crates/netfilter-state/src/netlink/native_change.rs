@@ -49,13 +49,17 @@ impl<'a> Batch<'a> {
     }
 
     fn remove_native_table(&mut self, name: &str) {
-        self.native_part(kind::DELETE_TABLE, 0, "removal of a native table", |body| {
-            body.text(attribute::TABLE, name);
-        });
+        self.native_part((kind::DELETE_TABLE, 0), name, "removal of a native table", |_| {});
     }
 
-    fn native_part(&mut self, kind: u16, flags: u16, words: &'a str, body: impl FnOnce(&mut MessageWriter)) {
-        self.part(kind, flags, family::INET, MessagePart::Native(words), body);
+    fn native_part(
+        &mut self,
+        head: (u16, u16),
+        table: &str,
+        words: &'a str,
+        body: impl FnOnce(&mut MessageWriter),
+    ) {
+        self.part(head, family::INET, table, MessagePart::Native(words), body);
     }
 }
 
@@ -79,8 +83,7 @@ impl<'a> TableChange<'a> {
 
     fn write(&self, batch: &mut Batch<'a>) {
         if self.now.is_none_or(|now| now.flags != self.wanted.flags) {
-            batch.native_part(kind::NEW_TABLE, flags::CREATE, "a native table", |body| {
-                body.text(attribute::TABLE, self.name);
+            batch.native_part((kind::NEW_TABLE, flags::CREATE), self.name, "a native table", |body| {
                 if self.now.is_some() || self.wanted.flags != 0 {
                     body.u32(attribute::table::FLAGS, self.wanted.flags);
                 }
@@ -116,8 +119,8 @@ impl<'a> TableChange<'a> {
             for rule in
                 chain.rules.iter().filter(|rule| !rule.handle.is_some_and(|handle| staying.contains(&handle)))
             {
-                batch.native_part(kind::DELETE_RULE, 0, "removal of a rule of a native table", |body| {
-                    body.text(attribute::TABLE, self.name);
+                let words = "removal of a rule of a native table";
+                batch.native_part((kind::DELETE_RULE, 0), self.name, words, |body| {
                     body.text(attribute::rule::CHAIN, name);
                     if let Some(handle) = rule.handle {
                         body.u64(attribute::rule::HANDLE, handle);
@@ -126,8 +129,8 @@ impl<'a> TableChange<'a> {
             }
         }
         for name in now.chains.keys().filter(|name| self.kept_chain(name).is_none()) {
-            batch.native_part(kind::DELETE_CHAIN, 0, "removal of a chain of a native table", |body| {
-                body.text(attribute::TABLE, self.name);
+            let words = "removal of a chain of a native table";
+            batch.native_part((kind::DELETE_CHAIN, 0), self.name, words, |body| {
                 body.text(attribute::chain::NAME, name);
             });
         }
@@ -176,8 +179,8 @@ impl<'a> TableChange<'a> {
             if kept.is_some_and(|kept| kept.hook == wanted.hook) {
                 continue;
             }
-            batch.native_part(kind::NEW_CHAIN, flags::CREATE, "a chain of a native table", |body| {
-                body.text(attribute::TABLE, self.name);
+            let words = "a chain of a native table";
+            batch.native_part((kind::NEW_CHAIN, flags::CREATE), self.name, words, |body| {
                 body.text(attribute::chain::NAME, name);
                 match (&wanted.hook, kept) {
                     (Some(hook), None) => hook.write(body),
@@ -192,7 +195,8 @@ impl<'a> TableChange<'a> {
     fn objects(&self, batch: &mut Batch<'a>) {
         let there = |key: &Vec<u8>| self.now.is_some_and(|now| now.objects.contains_key(key));
         for (_, object) in self.wanted.objects.iter().filter(|(key, _)| !there(key)) {
-            batch.native_part(kind::NEW_OBJECT, flags::CREATE, "an object of a native table", |body| {
+            let words = "an object of a native table";
+            batch.native_part((kind::NEW_OBJECT, flags::CREATE), self.name, words, |body| {
                 copy(body, object, &attribute::object::WRITABLE);
             });
         }
@@ -211,8 +215,7 @@ impl<'a> TableChange<'a> {
         let numbers = self.own_sets(batch, rule);
         let flags = flags::CREATE | if before.is_some() { 0 } else { flags::APPEND };
         let part = MessagePart::NativeRule { table: self.name, chain, expressions: &rule.expressions };
-        batch.part(kind::NEW_RULE, flags, family::INET, part, |body| {
-            body.text(attribute::TABLE, self.name);
+        batch.part((kind::NEW_RULE, flags), family::INET, self.name, part, |body| {
             body.text(attribute::rule::CHAIN, chain);
             body.nested(attribute::rule::EXPRESSIONS, |list| {
                 if numbers.is_empty() {
@@ -254,15 +257,13 @@ impl<'a> TableChange<'a> {
         batch.sets = batch.sets.saturating_add(1);
         let number = batch.sets;
         let Some(set) = self.wanted.sets.get(key) else { return number };
-        batch.native_part(kind::NEW_SET, flags::CREATE, WORDS, |body| {
-            body.text(attribute::TABLE, self.name);
+        batch.native_part((kind::NEW_SET, flags::CREATE), self.name, WORDS, |body| {
             body.text(attribute::set::NAME, name);
             body.u32(attribute::set::ID, number);
             copy(body, &set.attributes, &attribute::set::WRITABLE);
         });
         for elements in messages(&set.elements) {
-            batch.native_part(kind::NEW_SET_ELEMENT, flags::CREATE, WORDS, |body| {
-                body.text(attribute::TABLE, self.name);
+            batch.native_part((kind::NEW_SET_ELEMENT, flags::CREATE), self.name, WORDS, |body| {
                 body.text(attribute::elements::SET, name);
                 body.u32(attribute::elements::SET_ID, number);
                 body.nested(attribute::elements::ELEMENTS, |list| {
