@@ -9,8 +9,7 @@ use crate::ruleset::Endpoint;
 use ipnet::IpNet;
 use redirect_core::{
     rule::{Direction, Equality, TcpFlags},
-    values::MaskedMark,
-    values::{Family, PortRange},
+    values::{Family, InterfaceName, MaskedMark, PortRange},
 };
 /// The longest value an expression loads: an IPv6 address or the name of an interface.
 const LONGEST: usize = 16;
@@ -71,6 +70,12 @@ impl Expressions<'_> {
     pub(crate) fn mask(&mut self, mask: &[u8]) {
         let zero = [0; LONGEST];
         self.mask_and_flip(mask, zero.get(..mask.len()).unwrap_or_default());
+    }
+
+    /// The packet's mark is this, in the bits that count.
+    pub(crate) fn mark(&mut self, is: &Equality<MaskedMark>) {
+        self.meta(meta::MARK);
+        self.masked(is);
     }
 
     /// What was loaded is a mark, in the bits that count.
@@ -240,14 +245,16 @@ impl Expressions<'_> {
         self.is(false, &[number]);
     }
 
-    /// The name of an interface, or its beginning.
-    pub(crate) fn interface(&mut self, key: u32, not: bool, name: &str, length: usize) {
+    /// The name of an interface, compared in this length, or the beginning of names.
+    pub(crate) fn interface(&mut self, key: u32, is: &Equality<InterfaceName>, whole: usize) {
+        let name = is.value.name();
+        let length = if is.value.is_prefix() { name.len() } else { whole };
         let mut padded = [0; LONGEST];
         for (to, from) in padded.iter_mut().zip(name.bytes()) {
             *to = from;
         }
         self.meta(key);
-        self.is(not, padded.get(..length).unwrap_or(&padded));
+        self.is(is.not, padded.get(..length).unwrap_or(&padded));
     }
 
     /// The connection is in one of these states.

@@ -50,16 +50,15 @@ const fn place(condition: &Match) -> usize {
 }
 
 fn condition(out: &mut Expressions<'_>, condition: &Match, family: Family) -> Result<(), &'static str> {
+    // A whole name is compared with the NUL that ends it.
+    let with_nul = |is: &Equality<InterfaceName>| is.value.name().len().saturating_add(1);
     match condition {
         Match::Source(is) => address(out, AddressOffset::source(family), is, family)?,
         Match::Destination(is) => address(out, AddressOffset::destination(family), is, family)?,
-        Match::InInterface(is) => interface(out, meta::IN_INTERFACE, is),
-        Match::OutInterface(is) => interface(out, meta::OUT_INTERFACE, is),
+        Match::InInterface(is) => out.interface(meta::IN_INTERFACE, is, with_nul(is)),
+        Match::OutInterface(is) => out.interface(meta::OUT_INTERFACE, is, with_nul(is)),
         Match::Protocol(protocol) => out.protocol(protocol.number()),
-        Match::Mark(is) => {
-            out.meta(meta::MARK);
-            out.masked(is);
-        }
+        Match::Mark(is) => out.mark(is),
         Match::TcpFlags(is) => out.flags(is),
         Match::SourcePort(_)
         | Match::DestinationPort(_)
@@ -90,13 +89,6 @@ fn address(
     }
     out.address(offset, is);
     Ok(())
-}
-
-/// A whole name is compared with the NUL that ends it, a beginning without.
-fn interface(out: &mut Expressions<'_>, key: u32, is: &Equality<InterfaceName>) {
-    let name = is.value.name();
-    let length = name.len().saturating_add(usize::from(!is.value.is_prefix()));
-    out.interface(key, is.not, name, length);
 }
 
 /// Source and destination ports: two single ones are compared at once.

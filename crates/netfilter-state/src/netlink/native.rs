@@ -18,7 +18,7 @@ use redirect_core::{
         native::{Line, SetKind},
     },
     rule::{Chain, ConnState, Equality, Match, Protocol, Rule, Scope, Table, Target, Tracked},
-    values::{Family, InterfaceName, PortRange},
+    values::{Family, PortRange},
 };
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -98,8 +98,8 @@ fn condition(out: &mut Expressions<'_>, rule: &Rule, condition: &Match, set: Opt
     match condition {
         Match::Source(is) => address(out, AddressOffset::source, is),
         Match::Destination(is) => address(out, AddressOffset::destination, is),
-        Match::InInterface(is) => interface(out, meta::IN_INTERFACE, is),
-        Match::OutInterface(is) => interface(out, meta::OUT_INTERFACE, is),
+        Match::InInterface(is) => out.interface(meta::IN_INTERFACE, is, INTERFACE_LENGTH),
+        Match::OutInterface(is) => out.interface(meta::OUT_INTERFACE, is, INTERFACE_LENGTH),
         // A comparison of ports or flags says the protocol itself.
         Match::Protocol(_) if rule.matches.iter().any(Match::is_of_protocol) => {}
         Match::Protocol(protocol) => out.protocol(protocol.number()),
@@ -119,10 +119,7 @@ fn condition(out: &mut Expressions<'_>, rule: &Rule, condition: &Match, set: Opt
         Match::Tracked(tracked) => self::tracked(out, rule, *tracked),
         Match::OwnerUid(is) => number(out, meta::SOCKET_USER, is.not, is.value),
         Match::OwnerGid(is) => number(out, meta::SOCKET_GROUP, is.not, is.value),
-        Match::Mark(is) => {
-            out.meta(meta::MARK);
-            out.masked(is);
-        }
+        Match::Mark(is) => out.mark(is),
         Match::ConnMark(is) => {
             out.ct(ct::MARK);
             out.masked(is);
@@ -166,13 +163,6 @@ fn address(out: &mut Expressions<'_>, offset: fn(Family) -> AddressOffset, is: &
         return;
     }
     out.address(offset(family), is);
-}
-
-/// A whole name is compared in all its length, a beginning in its own.
-fn interface(out: &mut Expressions<'_>, key: u32, is: &Equality<InterfaceName>) {
-    let name = is.value.name();
-    let length = if is.value.is_prefix() { name.len() } else { INTERFACE_LENGTH };
-    out.interface(key, is.not, name, length);
 }
 
 fn target(out: &mut Expressions<'_>, target: &Target, scope: Scope) {
