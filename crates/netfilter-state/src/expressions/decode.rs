@@ -141,6 +141,7 @@ pub(crate) fn asked(conditions: Vec<Condition>) -> Option<Vec<Match>> {
     let direction_of = |is_reply: bool| if is_reply { Direction::Reply } else { Direction::Original };
     // One that belongs to the state that follows.
     let mut direction = None;
+    let tracked = |bits, direction| Some(Match::Tracked(Tracked { state: xt::conn_state(bits)?, direction }));
     for condition in conditions {
         matches.push(match condition {
             Condition::IsReply(is_reply) if direction.is_none() => {
@@ -148,12 +149,9 @@ pub(crate) fn asked(conditions: Vec<Condition>) -> Option<Vec<Match>> {
                 continue;
             }
             Condition::Plain(condition) => condition,
-            Condition::State(Equality { value, not: false }) => {
-                Match::Tracked(Tracked { state: xt::conn_state(value)?, direction: direction.take() })
-            }
+            Condition::State(Equality { value, not: false }) => tracked(value, direction.take())?,
             Condition::StateAndDirection { states: Equality { value, not: false }, is_reply } => {
-                let direction = Some(direction_of(is_reply));
-                Match::Tracked(Tracked { state: xt::conn_state(value)?, direction })
+                tracked(value, Some(direction_of(is_reply)))?
             }
             Condition::MarkBits { mask, is: Equality { value, not } } => {
                 Match::Mark(Equality { value: MaskedMark::new(value, mask)?, not })

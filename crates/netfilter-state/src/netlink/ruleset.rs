@@ -8,7 +8,8 @@ use crate::expressions::{
     wire::{Attribute, Attributes, Message, Messages},
 };
 use crate::ruleset::{
-    Api, Base, ChainState, DeviceBase, HookedRules, InterfaceDirection, TableFamily, TableName, TableState,
+    Api, Base, ChainState, DeviceBase, HookedRules, InterfaceDirection, Set, TableFamily, TableName,
+    TableState,
 };
 use crate::state::comment_in;
 use redirect_core::{
@@ -74,10 +75,8 @@ impl HookedRules {
     #[must_use]
     pub fn has_intervals(&self, family: TableFamily, table: &str, set: &str) -> bool {
         let name = TableName { api: Api::NfTables, family, name: table.to_owned() };
-        self.tables
-            .get(&name)
-            .and_then(|table| table.sets.get(set))
-            .is_some_and(crate::ruleset::Set::has_intervals)
+        let set = self.tables.get(&name).and_then(|table| table.sets.get(set));
+        set.is_some_and(Set::has_intervals)
     }
 
     /// Does without the elements of a set: they are too many to be read.

@@ -48,12 +48,8 @@ impl Set {
     /// Takes in elements.
     pub(crate) fn take(&mut self, elements: Attributes<'_>) {
         for (_, element) in elements {
-            let read = if self.elements.len() < MOST_ELEMENTS {
-                SetElement::read(element.attributes())
-            } else {
-                None
-            };
-            match read {
+            let has_room = self.elements.len() < MOST_ELEMENTS;
+            match has_room.then(|| SetElement::read(element.attributes())).flatten() {
                 Some(element) => self.elements.push(element),
                 None => self.is_partial = true,
             }
