@@ -86,10 +86,7 @@ pub(crate) fn compared(
         }
         Bits::All => field_is(field, negated(operator)?, value, family),
         Bits::Masked(mask) => Some([masked_is(field, mask, negated(operator)?, value, family)?].into()),
-        Bits::NetworkOrder => {
-            let part = KeyPart::of(loaded)?;
-            Some([within(part.selector, part.range(value, value)?, negated(operator)?)].into())
-        }
+        Bits::NetworkOrder => ranged(loaded, operator, value, value).map(Vec::from),
         Bits::Flipped { .. } | Bits::Unknown => None,
     }
 }
@@ -101,10 +98,20 @@ fn field_is(field: Field, not: bool, value: &[u8], family: Option<Family>) -> Op
         return Some(both_ports(value)?.map(Condition::Plain).into());
     }
     let condition = match field {
-        Field::Meta(key) => meta_is(key, not, value)?,
-        Field::Ct(ct::MARK) => {
-            Condition::ConnMarkBits { mask: u32::MAX, is: Equality { value: number(value)?, not } }
+        // An extension header may come before the transport's.
+        Field::Payload { base: base::NETWORK, offset: FIRST_HEADER, length: 1 } => {
+            let unknown = Condition::Unknown("ip6 nexthdr".into());
+            let is = if not { None } else { Some(protocol(*value.first()?, false)) };
+            return Some(is.into_iter().chain([unknown]).collect());
         }
+        // All bits of what is asked by bits, too.
+        Field::Meta(meta::MARK)
+        | Field::Ct(ct::MARK)
+        | Field::Payload { base: base::TRANSPORT, offset: TCP_FLAGS, length: 1 }
+        | Field::Payload { base: base::NETWORK, .. } => {
+            masked_is(field, [u8::MAX; 16].get(..value.len())?, not, value, family)?
+        }
+        Field::Meta(key) => meta_is(key, not, value)?,
         // One of the kernel's bits; a connection is in one state.
         Field::Ct(ct::STATE) => {
             let value = states(value).filter(|value| value.count_ones() == 1)?;
@@ -115,22 +122,9 @@ fn field_is(field: Field, not: bool, value: &[u8], family: Option<Family>) -> Op
             abi::direction::REPLY => !not,
             _ => return None,
         }),
-        Field::Payload { base: base::TRANSPORT, offset: TCP_FLAGS, length: 1 } => {
-            Condition::TcpFlags { mask: u8::MAX, is: Equality { value: *value.first()?, not } }
-        }
         Field::Payload { base: base::TRANSPORT, offset: SOURCE_PORT | DESTINATION_PORT, length: 2 } => {
             let port = u128::from(port(value)?);
             within(field.selected()?, (port, port), not)
-        }
-        // An extension header may come before the transport's.
-        Field::Payload { base: base::NETWORK, offset: FIRST_HEADER, length: 1 } => {
-            let unknown = Condition::Unknown("ip6 nexthdr".into());
-            let is = if not { None } else { Some(protocol(*value.first()?, false)) };
-            return Some(is.into_iter().chain([unknown]).collect());
-        }
-        Field::Payload { base: base::NETWORK, offset, .. } => {
-            let prefix = u8::try_from(value.len().checked_mul(8)?).ok()?;
-            address((offset, family), not, value, prefix)?
         }
         Field::AddressType(end) if number(value)? == LOCAL_TYPE => {
             Condition::Local(Equality { value: end, not })
@@ -217,7 +211,6 @@ fn meta_is(key: u32, not: bool, value: &[u8]) -> Option<Condition> {
         meta::OUT_INTERFACE => Condition::Plain(Match::OutInterface(name()?)),
         meta::IN_INDEX => Condition::Plain(Match::InInterface(lo()?)),
         meta::OUT_INDEX => Condition::Plain(Match::OutInterface(lo()?)),
-        meta::MARK => Condition::MarkBits { mask: u32::MAX, is: id()? },
         meta::SOCKET_USER => Condition::Plain(Match::OwnerUid(id()?)),
         meta::SOCKET_GROUP => Condition::Plain(Match::OwnerGid(id()?)),
         _ => return None,
