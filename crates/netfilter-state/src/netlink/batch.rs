@@ -104,10 +104,10 @@ impl<'a> Batch<'a> {
         }
         let place = |chain: &'a Chain| ChainRef { family, table, chain };
         for (chain, _) in layouts.iter().filter(|(_, layout)| layout.is_new()) {
-            self.new_chain(place(chain), number);
+            self.new_chain(place(chain));
         }
         for (chain, layout) in &layouts {
-            self.removals(place(chain), number, layout);
+            self.removals(place(chain), layout);
         }
         for (chain, _) in layouts.iter().filter(|(_, layout)| layout.is_removed()) {
             let part = MessagePart::RemovedChain(place(chain));
@@ -117,16 +117,16 @@ impl<'a> Batch<'a> {
         }
         for (chain, layout) in &layouts {
             for (entry, before) in layout.added() {
-                self.rule(place(chain), family, entry, before)?;
+                self.rule(place(chain), entry, before)?;
             }
         }
         Ok(())
     }
 
-    fn new_chain(&mut self, place: ChainRef<'a>, number: u8) {
-        let ChainRef { table, chain, .. } = place;
+    fn new_chain(&mut self, place: ChainRef<'a>) {
+        let ChainRef { family, table, chain } = place;
         let head = (kind::NEW_CHAIN, flags::CREATE | flags::EXCLUSIVE);
-        self.part(head, number, table.name(), MessagePart::Chain(place), |body| {
+        self.part(head, family.number(), table.name(), MessagePart::Chain(place), |body| {
             body.text(attribute::chain::NAME, chain.name());
             if let Chain::Hook(hook) = chain {
                 ChainHook::built_in(table, *hook).write(body);
@@ -135,12 +135,13 @@ impl<'a> Batch<'a> {
     }
 
     /// Rules that go: each by its handle, or all of the chain at once where no rule can have been added since.
-    fn removals(&mut self, place: ChainRef<'a>, number: u8, layout: &ChainLayout<'a>) {
+    fn removals(&mut self, place: ChainRef<'a>, layout: &ChainLayout<'a>) {
+        let ChainRef { family, table, chain } = place;
         let is_of_one_generation = self.observed.generation().is_some();
         let mut remove = |handle: Option<u64>| {
             let part = MessagePart::RemovedRule(place);
-            self.part((kind::DELETE_RULE, 0), number, place.table.name(), part, |body| {
-                body.text(attribute::rule::CHAIN, place.chain.name());
+            self.part((kind::DELETE_RULE, 0), family.number(), table.name(), part, |body| {
+                body.text(attribute::rule::CHAIN, chain.name());
                 if let Some(handle) = handle {
                     body.u64(attribute::rule::HANDLE, handle);
                 }
@@ -153,20 +154,15 @@ impl<'a> Batch<'a> {
         }
     }
 
-    fn rule(
-        &mut self,
-        place: ChainRef<'a>,
-        family: Family,
-        entry: &'a Entry,
-        before: Option<u64>,
-    ) -> Result<(), BatchError> {
+    fn rule(&mut self, place: ChainRef<'a>, entry: &'a Entry, before: Option<u64>) -> Result<(), BatchError> {
+        let ChainRef { family, table, chain } = place;
         let flags = flags::CREATE | if before.is_some() { 0 } else { flags::APPEND };
-        let (table, part) = (place.table.name(), MessagePart::Rule(place, entry));
+        let part = MessagePart::Rule(place, entry);
         let mut result = Ok(());
-        self.part((kind::NEW_RULE, flags), family.number(), table, part, |body| {
-            body.text(attribute::rule::CHAIN, place.chain.name());
+        self.part((kind::NEW_RULE, flags), family.number(), table.name(), part, |body| {
+            body.text(attribute::rule::CHAIN, chain.name());
             result = rule_body(body, entry, family);
-            if matches!((place.chain, entry), (Chain::Hook(_), Entry::Rule(_))) {
+            if matches!((chain, entry), (Chain::Hook(_), Entry::Rule(_))) {
                 body.bytes(attribute::rule::USER_DATA, SIGNATURE);
             }
             if let Some(handle) = before {

@@ -15,19 +15,10 @@ use std::collections::BTreeMap;
 
 /// One rule of a chain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Item<'a> {
-    /// It is there and stays.
-    Kept { handle: u64, entry: &'a Entry },
-    /// It is added.
-    New(&'a Entry),
-}
-
-impl<'a> Item<'a> {
-    const fn entry(&self) -> &'a Entry {
-        match self {
-            Self::Kept { entry, .. } | Self::New(entry) => entry,
-        }
-    }
+struct Item<'a> {
+    /// That of one that is there and stays; none of one that is added.
+    handle: Option<u64>,
+    entry: &'a Entry,
 }
 
 /// A chain before and after the steps.
@@ -79,7 +70,7 @@ impl<'a> ChainLayout<'a> {
             .handles
             .iter()
             .zip(entries)
-            .map(|(handle, entry)| Item::Kept { handle: *handle, entry })
+            .map(|(handle, entry)| Item { handle: Some(*handle), entry })
             .collect();
         Ok(Self { before: Some(items.len()), present: true, items, removed: Vec::new() })
     }
@@ -92,18 +83,16 @@ impl<'a> ChainLayout<'a> {
                 return Ok(());
             }
             _ if !self.present => return Err(BatchError::NoSuchChain(place.to_string())),
-            EditOp::Append(_, entry) => self.items.push(Item::New(entry)),
+            EditOp::Append(_, entry) => self.items.push(Item { handle: None, entry }),
             EditOp::Insert(_, number, entry) => {
                 let index = number.saturating_sub(1).min(self.items.len());
-                self.items.insert(index, Item::New(entry));
+                self.items.insert(index, Item { handle: None, entry });
             }
             EditOp::Delete(_, entry) => {
-                let index = self.items.iter().position(|item| item.entry() == entry).ok_or_else(|| {
+                let index = self.items.iter().position(|item| item.entry == entry).ok_or_else(|| {
                     BatchError::NoSuchRule { place: place.to_string(), rule: entry.to_string() }
                 })?;
-                if let Item::Kept { handle, .. } = self.items.remove(index) {
-                    self.removed.push(handle);
-                }
+                self.removed.extend(self.items.remove(index).handle);
             }
             EditOp::Flush(_) => self.clear(),
             EditOp::RemoveChain(_) => {
@@ -115,11 +104,7 @@ impl<'a> ChainLayout<'a> {
     }
 
     fn clear(&mut self) {
-        let gone = self.items.drain(..).filter_map(|item| match item {
-            Item::Kept { handle, .. } => Some(handle),
-            Item::New(_) => None,
-        });
-        self.removed.extend(gone);
+        self.removed.extend(self.items.drain(..).filter_map(|item| item.handle));
     }
 
     /// Whether the chain must be created.
@@ -141,9 +126,9 @@ impl<'a> ChainLayout<'a> {
     pub(super) fn added(&self) -> Vec<(&'a Entry, Option<u64>)> {
         let (mut next, mut added) = (None, Vec::new());
         for item in self.items.iter().rev() {
-            match item {
-                Item::Kept { handle, .. } => next = Some(*handle),
-                Item::New(entry) => added.push((*entry, next)),
+            match item.handle {
+                Some(handle) => next = Some(handle),
+                None => added.push((item.entry, next)),
             }
         }
         added.reverse();
