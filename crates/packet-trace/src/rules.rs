@@ -538,6 +538,14 @@ impl TraceRules {
         Some((chain, chain.base?))
     }
 
+    /// Whether a base chain does nothing with any packet, and what comes behind it depends on nothing that it asks.
+    pub(super) fn is_idle(&self, number: usize) -> bool {
+        self.base(number).is_some_and(|(chain, base)| {
+            let has_effect = !chain.rules.is_empty() || base.drops || base.is_nat || base.reroutes;
+            !has_effect && base.priority != TRACKING && !self.has_ties(base.hook)
+        })
+    }
+
     pub(super) fn base_name(&self, number: usize) -> String {
         let chain = self.chains.get(number);
         chain.map(|chain| format!("table {} chain {}", chain.table, Plain(&chain.name))).unwrap_or_default()
@@ -640,8 +648,6 @@ struct Reading<'a> {
     family: Family,
     hooks: Option<&'a HookList>,
     planned: BTreeMap<Table, BTreeMap<Chain, Vec<&'a PlannedRule>>>,
-    /// The names of a plan's chains, in either form.
-    names: BTreeMap<String, OurChain>,
 }
 
 impl<'a> Reading<'a> {
@@ -652,9 +658,7 @@ impl<'a> Reading<'a> {
             rules => rules,
         });
         let planned = planned.unwrap_or_default();
-        let of_one = |ours: &OurChain| [(ours.name().into(), *ours), (Chain::from(*ours).nft_name(), *ours)];
-        let names = OurChain::ALL.iter().flat_map(of_one).collect();
-        Self { family, hooks: ruleset.hooks.as_ref(), planned, names }
+        Self { family, hooks: ruleset.hooks.as_ref(), planned }
     }
 
     fn chain(
@@ -665,7 +669,12 @@ impl<'a> Reading<'a> {
         updated: &BTreeSet<&str>,
     ) -> WalkedChain {
         let of_plan = Table::ALL.iter().copied().find(|one| holds_plans_table(table, *one));
-        let ours = of_plan.and_then(|_| self.names.get(name).copied());
+        // Of the names of a plan's chains, in either form.
+        let is_its_name = |ours: &&OurChain| {
+            let (of_iptables, of_chain) = (ours.name(), Chain::from(**ours));
+            of_iptables == name || of_iptables.len() == name.len() && of_chain.nft_name() == name
+        };
+        let ours = of_plan.and_then(|_| OurChain::ALL.iter().find(is_its_name).copied());
         let chain_of_plan = ours
             .map_or_else(|| chain.base.map(|base| Chain::Hook(base.hook)), |ours| Some(Chain::Ours(ours)));
         let candidates = of_plan

@@ -70,14 +70,14 @@ impl RangeSet {
 
     pub(super) fn of(mut ranges: Vec<(u128, u128)>) -> Self {
         ranges.sort_unstable();
-        let mut joined: Vec<(u128, u128)> = Vec::with_capacity(ranges.len());
-        for (first, last) in ranges {
-            match joined.last_mut() {
-                Some((_, end)) if first <= end.saturating_add(1) => *end = max(*end, last),
-                Some(_) | None => joined.push((first, last)),
+        ranges.dedup_by(|(first, last), (_, end)| {
+            let touches = *first <= end.saturating_add(1);
+            if touches {
+                *end = max(*end, *last);
             }
-        }
-        Self(joined.into())
+            touches
+        });
+        Self(ranges.into())
     }
 
     pub(crate) fn ranges(&self) -> &[(u128, u128)] {
@@ -122,6 +122,17 @@ impl RangeSet {
         if let (Ranges::One([(a, b)]), Ranges::One([(c, d)])) = (&self.0, &other.0) {
             return Self::range(max(*a, *c), min(*b, *d));
         }
+        // What is shared is not made again.
+        if let Ranges::One([all]) = &self.0
+            && other.is_within(*all)
+        {
+            return other.clone();
+        }
+        if let Ranges::One([all]) = &other.0
+            && self.is_within(*all)
+        {
+            return self.clone();
+        }
         let (mut ours, mut theirs) = (self.ranges().iter().peekable(), other.ranges().iter().peekable());
         let mut both = Vec::new();
         while let (Some((a, b)), Some((c, d))) = (ours.peek(), theirs.peek()) {
@@ -150,11 +161,19 @@ impl RangeSet {
                 }
             }
             _ => {
-                let mut rest = Vec::with_capacity(self.ranges().len());
+                let most = self.ranges().len().saturating_add(other.ranges().len());
+                let mut rest = Vec::with_capacity(most);
                 self.ranges().iter().for_each(|range| other.add_gaps_in(*range, &mut rest));
                 Self(rest.into())
             }
         }
+    }
+
+    /// Whether it has no value beside a range.
+    fn is_within(&self, (first, last): (u128, u128)) -> bool {
+        let ranges = self.ranges();
+        ranges.first().is_none_or(|(begin, _)| first <= *begin)
+            && ranges.last().is_none_or(|(_, end)| *end <= last)
     }
 
     /// Adds the parts of a range that it has no value of.

@@ -347,7 +347,8 @@ impl Call {
 struct Walk<'a> {
     rules: &'a TraceRules,
     given: &'a WalkInput,
-    now: Now,
+    /// Kept apart, since walks are moved and a copy of it is large.
+    now: Box<Now>,
     /// What it assumes at this point about the unknown, ...
     assumed: Vec<bool>,
     /// ... and how many of these assumptions the step has used.
@@ -457,7 +458,7 @@ impl Now {
 
 impl<'a> Walk<'a> {
     fn new(rules: &'a TraceRules, packets: Packets, given: &'a WalkInput, records: bool) -> Self {
-        let now = Now::of(packets, given.is_local);
+        let now = Box::new(Now::of(packets, given.is_local));
         Self {
             rules,
             given,
@@ -572,7 +573,7 @@ impl<'a> Walk<'a> {
             Point::Base => fate = self.base()?,
             Point::Rule => self.next_rule()?,
             Point::Statement(number) => fate = self.statement_here(number)?,
-            Point::Policy => fate = self.policy(),
+            Point::Policy => fate = self.policy()?,
             Point::Left => fate = self.leaves()?,
         }
         self.assumed.clear();

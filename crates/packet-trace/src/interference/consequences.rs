@@ -182,12 +182,11 @@ impl Kind {
         let is_captured = judge.wanted.fate != Fate::Dropped;
         self.is_sent = judge.is_sent;
         self.captured.extend(judge.unmarked(judge.wanted).filter(|_| is_captured));
-        let sent = judge.found.ways.iter().filter(|way| !way.is_unsent);
-        let (lost, arriving): (Vec<_>, Vec<_>) = sent.partition(|way| judge.is_lost(way));
-        let some_arrive = arriving.into_iter().any(|way| !judge.is_marked(way));
+        let sent = || judge.found.ways.iter().filter(|way| !way.is_unsent);
+        let some_arrive = sent().any(|way| !judge.is_lost(way) && !judge.is_marked(way));
         self.arrives |= some_arrive && is_captured;
         let is_certain = !judge.found.are_doubtful || !some_arrive;
-        for way in lost {
+        for way in sent().filter(|way| judge.is_lost(way)) {
             let Some(packets) = judge.unmarked(way) else {
                 self.marked.entry((way.fate, Certainty::May)).or_default().push(way.packets.clone());
                 continue;

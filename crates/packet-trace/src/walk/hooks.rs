@@ -17,7 +17,10 @@ impl Walk<'_> {
         self.now.hook = hook;
         let by = if self.now.came_in == Interface::None { self.now.goes_out } else { self.now.came_in };
         self.note(|walk| TraceEvent::Hook { hook, interface: walk.name_of(by) });
-        self.now.to_come = self.rules.hooked(hook).to_vec();
+        let rules = self.rules;
+        let is_met = |chain: &&usize| self.records || !rules.is_idle(**chain);
+        self.now.to_come.clear();
+        self.now.to_come.extend(rules.hooked(hook).iter().filter(is_met));
         self.now.point = Point::Base;
     }
 
@@ -56,7 +59,7 @@ impl Walk<'_> {
         self.note(|_| TraceEvent::Chain { place: chain.place(None), priority: base.priority });
         (self.now.mark_before, self.now.destination_before) = (self.now.mark, self.now.destination);
         (self.now.in_base, self.now.base_rule) = (Some(index), None);
-        self.now.calls = [Call::to(index)].into();
+        self.now.calls.push(Call::to(index));
         self.now.point = Point::Rule;
         Ok(None)
     }
@@ -148,17 +151,16 @@ impl Walk<'_> {
         self.given.is_local && !matches!(self.now.came_in, Interface::None)
     }
 
-    pub(super) fn policy(&mut self) -> Option<Fate> {
-        self.now.point = Point::Left;
-        let index = self.now.in_base?;
-        let (chain, base) = self.rules.base(index)?;
-        if !base.drops {
-            return None;
-        }
+    /// No rule has decided.
+    pub(super) fn policy(&mut self) -> Result<Option<Fate>, Split> {
+        let index = self.now.in_base.and_then(|index| Some((index, self.rules.base(index)?)));
+        let Some((index, (chain, _))) = index.filter(|(_, (_, base))| base.drops) else {
+            return self.leaves();
+        };
         self.note(|_| TraceEvent::Policy { place: chain.place(None) });
         self.decided = self.steps.len().checked_sub(1);
         self.now.causes.last = Some(Cause::Policy(index));
-        Some(Fate::Dropped)
+        Ok(Some(Fate::Dropped))
     }
 
     /// Behind a base chain: its changes may reroute the packet.
