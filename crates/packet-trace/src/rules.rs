@@ -27,6 +27,7 @@ use netfilter_state::{
     saved::Dump,
 };
 use redirect_core::{
+    DnsCapture,
     accepted::AcceptedBy,
     options::BackendChoice,
     plan::{DataPlane, PlannedRule, RulePlan},
@@ -194,7 +195,7 @@ impl TraceRules {
     pub fn of_plan(plan: &RulePlan, family: Family) -> Self {
         let name =
             |table: Table| TableName { api: Api::NfTables, family: family.into(), name: table.name().into() };
-        Self::of_planned(plan, plan.explained_rules(family), family, name, |rule| KernelRule::from(rule))
+        Self::of_planned(plan, &plan.explained_rules(family), family, name, |rule| KernelRule::from(rule))
     }
 
     /// The same in native tables of nftables. They are of both families, so a rule that names no address is about both, whatever
@@ -206,7 +207,7 @@ impl TraceRules {
             family: TableFamily::Inet,
             name: plan.data_plane().nft_table(table).into(),
         };
-        Self::of_planned(plan, plan.merged_rules(), family, name, of_both_families)
+        Self::of_planned(plan, &plan.merged_rules(), family, name, of_both_families)
     }
 
     /// Whichever of the two this backend programs.
@@ -222,35 +223,13 @@ impl TraceRules {
 
     fn of_planned(
         plan: &RulePlan,
-        tables: BTreeMap<Table, BTreeMap<Chain, Vec<&PlannedRule>>>,
+        tables: &BTreeMap<Table, BTreeMap<Chain, Vec<&PlannedRule>>>,
         family: Family,
         name: impl Fn(Table) -> TableName,
         seen: impl Fn(&Rule) -> KernelRule,
     ) -> Self {
-        let mut rules = Self::empty(family);
-        for (table, chains) in tables {
-            for (chain, planned) in chains {
-                let base =
-                    if let Chain::Hook(hook) = &chain { built_in(table.name(), *hook, false) } else { None };
-                let ours = if let Chain::Ours(ours) = &chain { Some(*ours) } else { None };
-                let rules_of_chain = planned.iter().map(|planned| {
-                    let mut rule = WalkedRule::of(seen(planned.rule()), family);
-                    (rule.origins, rule.is_own) = ([(None, RuleOrigin::of(planned))].into(), true);
-                    rule
-                });
-                let walked = WalkedChain {
-                    table: name(table),
-                    name: chain.name().into(),
-                    base,
-                    handle: 0,
-                    rank: None,
-                    ours,
-                    rules: rules_of_chain.collect(),
-                };
-                rules.chains.push(walked);
-            }
-        }
-        rules.finish(&RoutingItem::wanted(plan))
+        let chains = planned_chains(tables, family, name, seen);
+        Self { chains, ..Self::empty(family) }.finish(&RoutingItem::wanted(plan))
     }
 
     /// Everything that a network namespace holds: rules of the mesh by any backend, and those of other programs as far as
@@ -262,17 +241,39 @@ impl TraceRules {
         family: Family,
         plan: Option<&RulePlan>,
     ) -> Self {
-        let reading = Reading::of(ruleset, family, plan);
+        let planned = plan.map(|plan| match plan.explained_rules(family) {
+            // Native tables have the rules of a plan for the other family, too.
+            none if none.is_empty() => plan.merged_rules(),
+            rules => rules,
+        });
+        let name = |table: Table| TableName { name: table.name().into(), ..TableName::of_family(family) };
+        let planned =
+            planned_chains(&planned.unwrap_or_default(), family, name, |rule| KernelRule::from(rule));
+        Self::of_ruleset_beside(ruleset, routing, family, &planned)
+    }
+
+    /// The same with these chains of a plan.
+    pub(crate) fn of_ruleset_beside(
+        ruleset: &HookedRules,
+        routing: &[FoundRouting],
+        family: Family,
+        planned: &[WalkedChain],
+    ) -> Self {
+        let reading = Reading { family, hooks: ruleset.hooks.as_ref(), planned };
         let mut rules = Self::empty(family);
-        for (name, table) in ruleset.tables.iter().filter(|(name, _)| name.family.covers(family)) {
+        let tables = || ruleset.tables.iter().filter(|(name, _)| name.family.covers(family));
+        rules.chains.reserve(tables().map(|(_, table)| table.chains.len()).sum());
+        for (name, table) in tables() {
             let updated = updated_sets(table);
+            let (begin, names) = (rules.chains.len(), table.chains.keys().collect::<Vec<_>>());
+            let number_of = |to: &String| names.binary_search(&to).ok().map(|at| begin.saturating_add(at));
             for (chain_name, chain) in &table.chains {
                 // A dormant table's chains hang on no hook, and on no interface.
                 if let Some(device) = chain.device.as_ref().filter(|_| !table.dormant) {
                     rules.devices.push((device.direction, of_names(&device.devices), rules.chains.len()));
                 }
                 let base = chain.base.filter(|_| !table.dormant);
-                let mut walked = reading.chain(name, (chain_name, chain), base, &updated);
+                let mut walked = reading.chain(name, (chain_name, chain), base, (&updated, &number_of));
                 // The kernel has a chain for every jump: one that is missing was not read, or is another program's target.
                 walked.doubt_unread(|to| !table.chains.contains_key(to));
                 if chain.is_partial {
@@ -349,6 +350,16 @@ impl TraceRules {
     /// Whether REDIRECT has an address for what comes in by some interface.
     pub(super) fn has_receiver(&self) -> bool {
         self.receivers.as_ref().is_some_and(|receivers| receivers.first.keys().any(|by| *by != LO))
+    }
+
+    /// Whether a rule of the mesh sends packets to the proxy's listener of DNS.
+    pub(super) fn captures_dns(&self) -> bool {
+        let of_dns = Some(DnsCapture::PORT.number());
+        self.chains.iter().any(|chain| {
+            let mut statements = chain.rules.iter().flat_map(|rule| &rule.seen.statements);
+            chain.ours == Some(OurChain::OutputDns)
+                || statements.any(|one| matches!(one, Statement::Redirect(port) | Statement::Tproxy { port, .. } if *port == of_dns))
+        })
     }
 
     /// Marks by which rules of other programs distinguish packets.
@@ -452,20 +463,6 @@ impl TraceRules {
                 self.ties.insert(*hook);
             }
         }
-        let numbered = self.chains.iter().enumerate();
-        let names: BTreeMap<(&TableName, &str), usize> =
-            numbered.map(|(number, chain)| ((&chain.table, chain.name.as_str()), number)).collect();
-        let leads_of = |chain: &WalkedChain, rule: &WalkedRule| -> Vec<Next> {
-            let number_of = |to: &String| names.get(&(&chain.table, to.as_str())).copied();
-            rule.seen.statements.iter().map(|one| Next::of(one, &number_of, self.family)).collect()
-        };
-        let leads: Vec<Vec<Next>> = self
-            .chains
-            .iter()
-            .flat_map(|chain| chain.rules.iter().map(move |rule| leads_of(chain, rule)))
-            .collect();
-        let rules = self.chains.iter_mut().flat_map(|chain| &mut chain.rules);
-        rules.zip(leads).for_each(|(rule, leads)| rule.leads = leads);
         self.chains.iter_mut().for_each(|chain| find_runs(&mut chain.rules));
         let has_route = |table| routing.contains(&RoutingItem::Route(self.family, table));
         self.local_marks = routing
@@ -584,6 +581,43 @@ impl TraceRules {
     }
 }
 
+/// The chains of a plan's tables, each under its name.
+fn planned_chains(
+    tables: &BTreeMap<Table, BTreeMap<Chain, Vec<&PlannedRule>>>,
+    family: Family,
+    name: impl Fn(Table) -> TableName,
+    seen: impl Fn(&Rule) -> KernelRule,
+) -> Vec<WalkedChain> {
+    let mut walked: Vec<WalkedChain> = Vec::new();
+    for (table, chains) in tables {
+        let begin = walked.len();
+        let number_of = |to: &String| {
+            let at = chains.keys().position(|chain| chain.name() == to)?;
+            Some(begin.saturating_add(at))
+        };
+        for (chain, planned) in chains {
+            let base =
+                if let Chain::Hook(hook) = chain { built_in(table.name(), *hook, false) } else { None };
+            let ours = if let Chain::Ours(ours) = chain { Some(*ours) } else { None };
+            let rules_of_chain = planned.iter().map(|planned| {
+                let mut rule = WalkedRule::of(seen(planned.rule()), &number_of, family);
+                (rule.origins, rule.is_own) = ([(None, RuleOrigin::of(planned))].into(), true);
+                rule
+            });
+            walked.push(WalkedChain {
+                table: name(*table),
+                name: chain.name().into(),
+                base,
+                handle: 0,
+                rank: None,
+                ours,
+                rules: rules_of_chain.collect(),
+            });
+        }
+    }
+    walked
+}
+
 /// A rule of a plan as it stands in a table of both families: one that names an address is about that one's family alone.
 fn of_both_families(rule: &Rule) -> KernelRule {
     let mut seen = KernelRule::from(rule);
@@ -647,26 +681,16 @@ fn asks_one_of(condition: &Condition, sets: &BTreeSet<&str>) -> bool {
 struct Reading<'a> {
     family: Family,
     hooks: Option<&'a HookList>,
-    planned: BTreeMap<Table, BTreeMap<Chain, Vec<&'a PlannedRule>>>,
+    planned: &'a [WalkedChain],
 }
 
-impl<'a> Reading<'a> {
-    fn of(ruleset: &'a HookedRules, family: Family, plan: Option<&'a RulePlan>) -> Self {
-        let planned = plan.map(|plan| match plan.explained_rules(family) {
-            // Native tables have the rules of a plan for the other family, too.
-            none if none.is_empty() => plan.merged_rules(),
-            rules => rules,
-        });
-        let planned = planned.unwrap_or_default();
-        Self { family, hooks: ruleset.hooks.as_ref(), planned }
-    }
-
+impl Reading<'_> {
     fn chain(
         &self,
         table: &TableName,
         (name, chain): (&str, &ChainState),
         base: Option<Base>,
-        updated: &BTreeSet<&str>,
+        (updated, number_of): (&BTreeSet<&str>, &impl Fn(&String) -> Option<usize>),
     ) -> WalkedChain {
         let of_plan = Table::ALL.iter().copied().find(|one| holds_plans_table(table, *one));
         // Of the names of a plan's chains, in either form.
@@ -675,16 +699,17 @@ impl<'a> Reading<'a> {
             of_iptables == name || of_iptables.len() == name.len() && of_chain.nft_name() == name
         };
         let ours = of_plan.and_then(|_| OurChain::ALL.iter().find(is_its_name).copied());
-        let chain_of_plan = ours
-            .map_or_else(|| chain.base.map(|base| Chain::Hook(base.hook)), |ours| Some(Chain::Ours(ours)));
-        let candidates = of_plan
-            .and_then(|table| self.planned.get(&table)?.get(&chain_of_plan?))
-            .map_or(&[][..], Vec::as_slice);
+        let hook = |base: Base| base.hook;
+        let is_it = |one: &&WalkedChain| {
+            let is_same = one.ours == ours && (ours.is_some() || one.base.map(hook) == chain.base.map(hook));
+            is_same && of_plan.is_some_and(|table| one.table.name == table.name())
+        };
+        let candidates = self.planned.iter().find(is_it).map_or(&[][..], |chain| &chain.rules);
         // Without a plan, what its chains hold is taken to be the mesh's.
         let is_own_chain = ours.is_some() && self.planned.is_empty();
         let mut planned = Planned::of(candidates);
         let walked = chain.rules.iter().map(|seen| {
-            let mut rule = WalkedRule::of(seen.clone(), self.family);
+            let mut rule = WalkedRule::of(seen.clone(), number_of, self.family);
             rule.doubt(updated);
             let (origins, is_in_place) = planned.find(seen, self.family);
             (rule.origins, rule.is_own) = (origins, is_own_chain || is_in_place);
@@ -806,17 +831,18 @@ impl WalkedChain {
 const MOST_ALIKE: usize = 16;
 
 impl WalkedRule {
-    fn of(seen: KernelRule, family: Family) -> Self {
+    /// One that leads to the chains of these numbers.
+    fn of(seen: KernelRule, number_of: &impl Fn(&String) -> Option<usize>, family: Family) -> Self {
         let tests: Vec<Test> = seen.conditions.iter().map(|condition| Test::of(condition, family)).collect();
+        let leads = seen.statements.iter().map(|one| Next::of(one, number_of, family)).collect();
         let cost = cost(&tests);
-        let (leads, origins) = (Vec::new(), Vec::new());
-        Self { seen, tests, leads, origins, is_own: false, run: None, cost, is_unread: false }
+        Self { seen, tests, leads, origins: Vec::new(), is_own: false, run: None, cost, is_unread: false }
     }
 
     /// One that may do anything.
     fn unknown(words: String, family: Family) -> Self {
         let statements = [Statement::Unknown(words)].into();
-        Self::of(KernelRule { statements, ..KernelRule::default() }, family)
+        Self::of(KernelRule { statements, ..KernelRule::default() }, &|_| None, family)
     }
 
     /// What it asks of these sets is not known.
@@ -829,11 +855,12 @@ impl WalkedRule {
                 *test = Test::Unknown;
             }
         }
-        for statement in &mut self.seen.statements {
+        for (statement, leads) in self.seen.statements.iter_mut().zip(&mut self.leads) {
             if let Statement::If(condition) = statement
                 && asks_one_of(condition, sets)
             {
                 *condition = Condition::Unknown(condition.to_string());
+                *leads = Next::If(Test::Unknown);
             }
         }
     }

@@ -101,10 +101,10 @@ impl PodTraffic<'_> {
         let addresses = FollowedAddresses::of(self);
         let (mut outcomes, mut work) = (Outcomes::default(), most_work());
         for family in plan.families() {
-            let live = self.judged_rules(ruleset, routing, *family, plan);
-            let starts = starts(plan, &live, &addresses.pod(self));
+            let rules = self.compared(ruleset, routing, *family, plan);
+            let starts = starts(plan, &rules.live, &addresses.pod(self));
             let mut accepted = AcceptedFindings::default();
-            each_start(plan, &starts, &live, &mut work, &mut accepted, |judge| outcomes.add(judge));
+            each_start(plan, &starts, &rules, &mut work, &mut accepted, |judge| outcomes.add(judge));
             outcomes.are_unknown |= work.left == 0;
         }
         outcomes.consequences(plan)

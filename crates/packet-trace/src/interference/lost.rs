@@ -99,14 +99,15 @@ impl Findings {
 /// meant. Each judgement is also passed on.
 pub(super) fn search(
     plan: &RulePlan,
-    live: &TraceRules,
+    rules: &Compared,
     pod: &PodTraffic<'_>,
     work: &mut WorkBudget,
     (findings, accepted): (&mut Findings, &mut AcceptedFindings),
     mut pass_on: impl FnMut(&Judge<'_>),
 ) {
+    let live = &rules.live;
     let starts = starts(plan, live, pod);
-    each_start(plan, &starts, live, work, accepted, |judge| {
+    each_start(plan, &starts, rules, work, accepted, |judge| {
         judge.judge(findings);
         pass_on(judge);
     });
@@ -114,6 +115,14 @@ pub(super) fn search(
         findings.add(unfollowed(live, work.ended_in));
     }
     search_routes(&starts, live, findings);
+}
+
+/// The rules whose effects on packets are compared.
+pub(super) struct Compared {
+    /// Those of a plan alone.
+    pub(super) planned: TraceRules,
+    /// All that a pod holds.
+    pub(super) live: TraceRules,
 }
 
 /// How much work a search through all rules of a pod is at most, besides what those of its plan add.
@@ -132,16 +141,19 @@ fn add_for_plan(work: &mut WorkBudget, planned: &TraceRules) {
 pub(super) fn each_start(
     plan: &RulePlan,
     starts: &[Start],
-    live: &TraceRules,
+    Compared { planned, live }: &Compared,
     work: &mut WorkBudget,
     accepted: &mut AcceptedFindings,
     mut judge: impl FnMut(&Judge<'_>),
 ) {
-    let planned = TraceRules::of_plan(plan, live.family).thinned();
-    add_for_plan(work, &planned);
+    add_for_plan(work, planned);
     let (mut without, exempt_ports) = (Without { live, known: Vec::new() }, exempt_ports(plan));
-    for start in starts {
-        let meant = walk::all(&planned, &start.packets, &start.given, work, false);
+    // Of what stays in the pod, queries are judged only where they come to the listener of DNS.
+    let captures_dns = planned.captures_dns();
+    let may_be_judged =
+        |start: &&Start| captures_dns || start.traffic != Traffic::Dns || !start.is_within_pod();
+    for start in starts.iter().filter(may_be_judged) {
+        let meant = walk::all(planned, &start.packets, &start.given, work, false);
         let judged = |way| Some((way, traffic_of(start, way, &exempt_ports)?));
         for (wanted, traffic) in meant.ways.iter().filter_map(judged) {
             let found = walk::all(live, &wanted.packets, &start.given, work, false);

@@ -22,7 +22,7 @@ pub use opening::{Captures, Opener, Opening};
 use crate::TraceRules;
 use consequences::Outcomes;
 pub(crate) use lost::example;
-use lost::{AcceptedFindings, Findings, most_work, search};
+use lost::{AcceptedFindings, Compared, Findings, most_work, search};
 use netfilter_state::ruleset::{ChainState, HookedRules, Statement, TableFamily, TableName};
 use netfilter_state::{route_tables::RouteTables, routing::FoundRouting};
 use redirect_core::{
@@ -62,9 +62,12 @@ impl PodTraffic<'_> {
         family: Family,
         plan: Option<&RulePlan>,
     ) -> TraceRules {
-        let mut rules = TraceRules::of_ruleset(ruleset, routing, family, plan)
-            .with_addresses(self.addresses)
-            .with_links(self.interfaces);
+        self.in_pod(TraceRules::of_ruleset(ruleset, routing, family, plan))
+    }
+
+    /// The same rules where its addresses, interfaces and routes are known.
+    fn in_pod(&self, rules: TraceRules) -> TraceRules {
+        let mut rules = rules.with_addresses(self.addresses).with_links(self.interfaces);
         if let Some(addresses) = self.by_interface {
             rules = rules.with_interfaces(addresses);
         }
@@ -90,9 +93,9 @@ impl PodTraffic<'_> {
             findings.add(Finding::of_place(Certainty::May, Effect::Unfollowed, place));
         }
         for family in plan.families() {
-            let live = self.judged_rules(ruleset, &routing, *family, plan);
+            let rules = self.compared(ruleset, &routing, *family, plan);
             let found = (&mut findings, &mut accepted);
-            search(plan, &live, &followed, &mut work, found, |judge| outcomes.add(judge));
+            search(plan, &rules, &followed, &mut work, found, |judge| outcomes.add(judge));
         }
         outcomes.are_unknown = work.left == 0;
         let findings = findings.into_sorted();
@@ -100,17 +103,20 @@ impl PodTraffic<'_> {
         Judgement { findings, accepted: accepted.into_sorted(), consequences }
     }
 
-    /// The same for a verdict, which needs less of the plan's and knows what is meant.
-    fn judged_rules(
+    /// What a verdict compares, which needs less of the plan's rules and knows what is meant.
+    fn compared(
         &self,
         ruleset: &HookedRules,
         routing: &[FoundRouting],
         family: Family,
         plan: &RulePlan,
-    ) -> TraceRules {
+    ) -> Compared {
         let of_kubevirt_alone = AcceptedRules::default();
-        let rules = self.trace_rules(ruleset, routing, family, Some(plan)).thinned();
-        rules.with_accepted(self.accepted.unwrap_or(&of_kubevirt_alone))
+        let planned = TraceRules::of_plan(plan, family);
+        let rules = TraceRules::of_ruleset_beside(ruleset, routing, family, &planned.chains);
+        let live = self.in_pod(rules).thinned();
+        let live = live.with_accepted(self.accepted.unwrap_or(&of_kubevirt_alone));
+        Compared { planned: planned.thinned(), live }
     }
 }
 

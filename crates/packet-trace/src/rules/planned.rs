@@ -1,25 +1,23 @@
 //! Which settings are behind a rule that is in force: those of the planned rule that means the same, or of several, if one rule with a
 //! set stands for them.
 
-use super::Test;
+use super::{Test, WalkedRule};
 use crate::RuleOrigin;
 use netfilter_state::ruleset::{KernelRule, Statement};
-use redirect_core::{plan::PlannedRule, values::Family};
+use redirect_core::values::Family;
 
 /// The rules that a plan has for a chain, in its order.
-#[derive(Default)]
-pub(super) struct Planned {
-    rules: Vec<(KernelRule, RuleOrigin)>,
+pub(super) struct Planned<'a> {
+    rules: &'a [WalkedRule],
     /// The number of each, by what it means: once one is asked that is not written as in the plan.
     meanings: Option<Vec<(Meaning, usize)>>,
     /// The number of the last that was found.
     last: usize,
 }
 
-impl Planned {
-    pub(super) fn of(candidates: &[&PlannedRule]) -> Self {
-        let rule = |planned: &&PlannedRule| (KernelRule::from(planned.rule()), RuleOrigin::of(planned));
-        Self { rules: candidates.iter().map(rule).collect(), ..Self::default() }
+impl<'a> Planned<'a> {
+    pub(super) const fn of(rules: &'a [WalkedRule]) -> Self {
+        Self { rules, meanings: None, last: 0 }
     }
 
     /// The planned rules that the next rule of the chain equals, or stands for; and whether it is in their place, not before another that
@@ -29,16 +27,17 @@ impl Planned {
         seen: &KernelRule,
         family: Family,
     ) -> (Vec<(Option<Test>, RuleOrigin)>, bool) {
-        let is_written = |(rule, _): &(KernelRule, RuleOrigin)| {
+        let is_written = |planned: &&WalkedRule| {
+            let rule = &planned.seen;
             rule.statements == seen.statements
                 && rule.conditions.len() == seen.conditions.len()
                 && rule.conditions.iter().all(|one| seen.conditions.contains(one))
         };
         // Usually it is the next one.
         for number in [self.last, self.last.saturating_add(1)] {
-            if let Some((_, origin)) = self.rules.get(number).filter(|rule| is_written(rule)) {
+            if let Some(planned) = self.rules.get(number).filter(is_written) {
                 self.last = number;
-                return ([(None, *origin)].into(), true);
+                return (planned.origins.clone(), true);
             }
         }
         let found: Vec<(Option<Test>, usize)> = self.meaning(&Meaning::of(seen, family), family);
@@ -47,7 +46,10 @@ impl Planned {
         if is_in_place {
             self.last = first.unwrap_or(self.last);
         }
-        let origin = |(test, number): (Option<Test>, usize)| Some((test, self.rules.get(number)?.1));
+        let origin = |(test, number): (Option<Test>, usize)| {
+            let (_, origin) = self.rules.get(number)?.origins.first()?;
+            Some((test, *origin))
+        };
         (found.into_iter().filter_map(origin).collect(), is_in_place)
     }
 
@@ -55,7 +57,7 @@ impl Planned {
         let meanings = self.meanings.get_or_insert_with(|| {
             let numbered = self.rules.iter().enumerate();
             let mut all: Vec<_> =
-                numbered.map(|(number, (rule, _))| (Meaning::of(rule, family), number)).collect();
+                numbered.map(|(number, rule)| (Meaning::of(&rule.seen, family), number)).collect();
             all.sort_by(|(one, _), (other, _)| one.tests.cmp(&other.tests));
             all
         });
