@@ -3,7 +3,7 @@
 
 #![no_main]
 
-use cni_core::plugin_event::{AddEvent, PodNetwork};
+use cni_core::plugin_event::AddEvent;
 use install_cni::{ambient::add_event::read_event, serve::plugin_requests::read_request};
 use libfuzzer_sys::fuzz_target;
 use redirect_core_fuzz::text;
@@ -19,8 +19,7 @@ fuzz_target!(|body: &[u8]| {
     };
     [&event.pod_name, &event.pod_namespace].into_iter().for_each(|name| is_part_of_a_path(name));
     for ip in &event.ips {
-        let again = PodNetwork::new(ip.address.ip, ip.address.prefix());
-        assert_eq!(again, Some(ip.address), "its mask is one of its address");
+        assert!(ip.address.prefix_len() <= ip.address.max_prefix_len(), "its mask is one of its address");
     }
     let written = serde_json::to_vec(&event).expect("JSON");
     assert_eq!(serde_json::from_slice::<AddEvent>(&written).expect("an event"), event);

@@ -4,6 +4,7 @@
 use std::net::IpAddr;
 
 use base64::{Engine, engine::general_purpose::STANDARD};
+use redirect_core::ipnet::IpNet;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::{Map, Value};
 
@@ -66,80 +67,51 @@ pub struct PodIp {
     #[serde(default)]
     pub interface: Option<i64>,
     /// The address, and its network.
-    pub address: PodNetwork,
+    #[serde(with = "masked")]
+    pub address: IpNet,
     /// The gateway; a missing one is written as an empty text.
     #[serde(default, with = "empty_is_none")]
     pub gateway: Option<IpAddr>,
 }
 
+/// From `ADDRESS/PREFIX`.
+pub(crate) fn network(text: &str) -> Option<IpNet> {
+    let (ip, prefix) = text.split_once('/')?;
+    IpNet::new(ip.parse().ok()?, prefix.parse().ok()?).ok()
+}
+
 /// An address with the length of its network's prefix, which is written as a mask.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct PodNetwork {
-    /// The address.
-    pub ip: IpAddr,
-    /// The prefix's length; no greater than the address has bits.
-    prefix: u8,
-}
+mod masked {
+    use super::{Deserialize, Deserializer, Engine, IpAddr, IpNet, STANDARD, Serialize, Serializer};
 
-impl PodNetwork {
-    /// None if the prefix is longer than the address.
-    #[must_use]
-    pub fn new(ip: IpAddr, prefix: u8) -> Option<Self> {
-        (prefix <= bits(ip)).then_some(Self { ip, prefix })
+    #[derive(Serialize, Deserialize)]
+    #[serde(rename_all = "PascalCase")]
+    struct Written {
+        #[serde(rename = "IP")]
+        ip: IpAddr,
+        mask: String,
     }
 
-    /// From `ADDRESS/PREFIX`.
-    #[must_use]
-    pub fn parse(text: &str) -> Option<Self> {
-        let (ip, prefix) = text.split_once('/')?;
-        Self::new(ip.parse().ok()?, prefix.parse().ok()?)
+    fn mask(network: IpNet) -> Vec<u8> {
+        match network.netmask() {
+            IpAddr::V4(mask) => mask.octets().to_vec(),
+            IpAddr::V6(mask) => mask.octets().to_vec(),
+        }
     }
 
-    /// The prefix's length.
-    #[must_use]
-    pub const fn prefix(&self) -> u8 {
-        self.prefix
+    fn with_mask(ip: IpAddr, wanted: &[u8]) -> Option<IpNet> {
+        let ones: u32 = wanted.iter().map(|byte| byte.count_ones()).sum();
+        let found = IpNet::new(ip, u8::try_from(ones).ok()?).ok()?;
+        (mask(found) == wanted).then_some(found)
     }
 
-    fn mask(self) -> Vec<u8> {
-        let ones = |byte: u8| self.prefix.saturating_sub(8 * byte).min(8);
-        (0..bits(self.ip) / 8)
-            .map(|byte| u8::try_from(0xff00_u16 >> ones(byte) & 0xff).unwrap_or(0xff))
-            .collect()
+    pub(super) fn serialize<S: Serializer>(network: &IpNet, serializer: S) -> Result<S::Ok, S::Error> {
+        Written { ip: network.addr(), mask: STANDARD.encode(mask(*network)) }.serialize(serializer)
     }
 
-    fn with_mask(ip: IpAddr, mask: &[u8]) -> Option<Self> {
-        let ones: u32 = mask.iter().map(|byte| byte.count_ones()).sum();
-        let found = Self::new(ip, u8::try_from(ones).ok()?)?;
-        (found.mask() == mask).then_some(found)
-    }
-}
-
-const fn bits(ip: IpAddr) -> u8 {
-    match ip {
-        IpAddr::V4(_) => 32,
-        IpAddr::V6(_) => 128,
-    }
-}
-
-#[derive(Serialize, Deserialize)]
-#[serde(rename_all = "PascalCase")]
-struct Written {
-    #[serde(rename = "IP")]
-    ip: IpAddr,
-    mask: String,
-}
-
-impl Serialize for PodNetwork {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        Written { ip: self.ip, mask: STANDARD.encode(self.mask()) }.serialize(serializer)
-    }
-}
-
-impl<'de> Deserialize<'de> for PodNetwork {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<IpNet, D::Error> {
         let Written { ip, mask } = Written::deserialize(deserializer)?;
-        let found = STANDARD.decode(&mask).ok().and_then(|mask| Self::with_mask(ip, &mask));
+        let found = STANDARD.decode(&mask).ok().and_then(|mask| with_mask(ip, &mask));
         found.ok_or_else(|| {
             serde::de::Error::custom(format!("Mask {mask:?} is not a network mask of {ip} in base64"))
         })
@@ -183,14 +155,10 @@ mod tests {
             ips: vec![
                 PodIp {
                     interface: Some(2),
-                    address: PodNetwork::parse("10.1.0.2/24").expect("a network"),
+                    address: network("10.1.0.2/24").expect("a network"),
                     gateway: Some("10.1.0.1".parse().expect("an address")),
                 },
-                PodIp {
-                    interface: None,
-                    address: PodNetwork::parse("fd00::2/64").expect("a network"),
-                    gateway: None,
-                },
+                PodIp { interface: None, address: network("fd00::2/64").expect("a network"), gateway: None },
             ],
         };
         let written = json!({"Netns": "/run/netns/x", "PodName": "web", "PodNamespace": "shop", "IPs": [
@@ -220,18 +188,19 @@ mod tests {
             let error = read(json!([{"Address": {"IP": ip, "Mask": mask}}])).expect_err("no mask");
             assert!(error.contains(mask), "{error}");
         }
-        assert!(PodNetwork::parse("10.1.0.2/33").is_none() && PodNetwork::parse("10.1.0.2").is_none());
+        assert!(network("10.1.0.2/33").is_none() && network("10.1.0.2").is_none());
     }
 
     proptest! {
         #[test]
         fn networks_are_read_as_they_were_written(ip: IpAddr, prefix in 0_u8..=128) {
-            let Some(network) = PodNetwork::new(ip, prefix) else {
+            let Ok(address) = IpNet::new(ip, prefix) else {
                 prop_assert!(ip.is_ipv4() && prefix > 32);
                 return Ok(());
             };
-            let written = serde_json::to_string(&network).expect("JSON");
-            prop_assert_eq!(serde_json::from_str::<PodNetwork>(&written).expect("a network"), network);
+            let ip = PodIp { interface: None, address, gateway: None };
+            let written = serde_json::to_string(&ip).expect("JSON");
+            prop_assert_eq!(serde_json::from_str::<PodIp>(&written).expect("a network"), ip);
         }
     }
 }

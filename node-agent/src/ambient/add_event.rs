@@ -72,7 +72,7 @@ impl AddEvents {
     async fn enrol(&self, event: &AddEvent, deadline: Instant) -> Result<(), String> {
         let pod = tokio::time::timeout_at(deadline, self.read(event)).await;
         let mut pod = pod.map_err(|_| "the API server did not answer in time".to_owned())??;
-        pod.addresses = event.ips.iter().map(|ip| ip.address.ip).collect::<Vec<IpAddr>>();
+        pod.addresses = event.ips.iter().map(|ip| ip.address.addr()).collect::<Vec<IpAddr>>();
         let uid = pod.workload.uid().to_owned();
         let netns = visible(Path::new(&event.netns), &self.paths);
         let (reply, answer) = oneshot::channel();

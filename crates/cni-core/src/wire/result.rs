@@ -2,7 +2,7 @@
 
 use super::{RawObject, Version};
 use crate::fields::FieldReader;
-use crate::plugin_event::{PodIp, PodNetwork};
+use crate::plugin_event::{PodIp, network};
 use serde_json::{Value, value::RawValue};
 use std::net::IpAddr;
 
@@ -53,7 +53,7 @@ impl PrevResult {
 fn pod_ip(item: &Value, address: &str) -> Option<PodIp> {
     Some(PodIp {
         interface: item.get("interface").and_then(Value::as_i64),
-        address: PodNetwork::parse(item.get(address)?.as_str()?)?,
+        address: network(item.get(address)?.as_str()?)?,
         gateway: item.get("gateway").and_then(Value::as_str).and_then(|text| text.parse().ok()),
     })
 }
@@ -108,7 +108,7 @@ fn routes(path: &str, routes: Option<&Value>, reader: &mut FieldReader) {
 
 fn prefix(path: &str, value: Option<&Value>, reader: &mut FieldReader) {
     let Some(text) = reader.string(path, value) else { return };
-    if PodNetwork::parse(text).is_none() {
+    if network(text).is_none() {
         reader.problem(format!("{path}: {text:?} is not an address with prefix length"));
     }
 }
@@ -154,7 +154,7 @@ mod tests {
             let ips = result.ips().into_iter();
             let text = |ip: PodIp| {
                 let PodIp { interface, address, gateway } = ip;
-                format!("{interface:?} {}/{} {gateway:?}", address.ip, address.prefix())
+                format!("{interface:?} {}/{} {gateway:?}", address.addr(), address.prefix_len())
             };
             ips.map(text).collect::<Vec<_>>()
         };
