@@ -25,7 +25,7 @@ use jsonc_parser::common::Ranged;
 use jsonc_parser::{CollectOptions, ParseOptions};
 
 pub use cni_core::net_dir::{Invalid, PLUGIN_TYPE, Shape};
-pub use entry::{EntryContent, EntryError, PluginEntry, Template};
+pub use entry::{EntryContent, EntryError, PluginEntry};
 
 /// The specification's version of our own files.
 pub const OWN_VERSION: &str = "0.3.1";

@@ -21,7 +21,7 @@ use cni_core::selection::PROCESS_WIDE;
 use redirect_core::accepted::{AcceptedBy, AcceptedRules};
 use serde_json::Value;
 
-use crate::conflist::{EntryContent, EntryError, PluginEntry, Template};
+use crate::conflist::{EntryContent, EntryError, PluginEntry};
 
 pub use agent_runtime::cluster::ControllerIdentity;
 pub use ambient::{AmbientDefaults, AmbientSettings};
@@ -299,7 +299,7 @@ impl EntrySettings {
             ("KUBERNETES_NODE_NAME", node.to_owned()),
             ("POD_NAMESPACE", self.facts.pod_namespace.clone()),
         ];
-        PluginEntry::from_template(&Template { text, values: &values })
+        PluginEntry::from_template(text, &values)
     }
 }
 

@@ -69,15 +69,6 @@ struct Keys<'a> {
     enable_ambient_detection_retry: bool,
 }
 
-/// A text with placeholders that becomes the entry, as older charts give it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Template<'a> {
-    /// The text.
-    pub text: &'a str,
-    /// What stands for each placeholder, by its name without underscores at the ends: `LOG_LEVEL` for `__LOG_LEVEL__`.
-    pub values: &'a [(&'static str, String)],
-}
-
 /// Our entry.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PluginEntry {
@@ -133,20 +124,20 @@ impl PluginEntry {
         }
     }
 
-    /// The entry that a template makes.
+    /// The entry that a text with placeholders makes, as older charts give it. The values stand for each placeholder, by its name without
+    /// underscores at the ends: `LOG_LEVEL` for `__LOG_LEVEL__`.
     ///
     /// # Errors
     /// It has unknown placeholders, or the result is not our entry.
-    pub fn from_template(template: &Template<'_>) -> Result<Self, EntryError> {
-        let mut text = template.text.to_owned();
-        for (name, value) in template.values {
+    pub fn from_template(template: &str, values: &[(&str, String)]) -> Result<Self, EntryError> {
+        let mut text = template.to_owned();
+        for (name, value) in values {
             let quoted = Value::from(value.as_str()).to_string();
             text = text.replace(&format!("__{name}__"), &quoted[1..quoted.len() - 1]);
         }
         match placeholder(&text) {
             Some(unknown) => {
-                let known: Vec<String> =
-                    template.values.iter().map(|(name, _)| format!("__{name}__")).collect();
+                let known: Vec<String> = values.iter().map(|(name, _)| format!("__{name}__")).collect();
                 Err(EntryError::Placeholder(unknown.to_owned(), known.join(", ")))
             }
             None => Self::parse(&text),

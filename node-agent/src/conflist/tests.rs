@@ -253,7 +253,7 @@ fn a_template_becomes_the_entry() {
     let text = r#"{ "cniVersion": "0.3.1", "type": "istio-cni", "log_level": "__LOG_LEVEL__",
         "kubernetes": { "kubeconfig": "__KUBECONFIG_FILEPATH__", "n": 1.0e3 } }"#;
     let values = [("LOG_LEVEL", "war\"n".to_owned()), ("KUBECONFIG_FILEPATH", "/run/kc".to_owned())];
-    let entry = PluginEntry::from_template(&Template { text, values: &values }).unwrap();
+    let entry = PluginEntry::from_template(text, &values).unwrap();
     let base = "{\"name\":\"a\",\"plugins\":[{\"type\":\"b\"}]}";
     let with = NetConf::parse("x.conflist", base).unwrap().with(&entry);
     assert!(
@@ -268,9 +268,7 @@ fn a_template_becomes_the_entry() {
 
 #[test]
 fn templates_that_are_no_entry_are_refused() {
-    let parse = |text: &str| {
-        PluginEntry::from_template(&Template { text, values: &[("A", "b".into())] }).unwrap_err()
-    };
+    let parse = |text: &str| PluginEntry::from_template(text, &[("A", "b".into())]).unwrap_err();
     assert!(matches!(parse("{"), EntryError::NoObject(_)));
     assert_eq!(parse(r#"{"type":"other"}"#), EntryError::Type("other".into()));
     let unknown = parse(r#"{"type":"istio-cni","x":"__NO_SUCH__"}"#);

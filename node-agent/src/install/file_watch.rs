@@ -4,7 +4,7 @@
 
 use std::ffi::OsStr;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+use std::os::fd::{AsFd as _, AsRawFd, RawFd};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -50,12 +50,6 @@ pub struct FileWatch {
 
 /// The run-time asks for a raw descriptor as well, which the library does not give away itself.
 struct InotifyQueue(Inotify);
-
-impl AsFd for InotifyQueue {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
-    }
-}
 
 impl AsRawFd for InotifyQueue {
     fn as_raw_fd(&self) -> RawFd {

@@ -60,11 +60,6 @@ const fn most_rules(limit: u64) -> u64 {
     if most > LARGE { most } else { LARGE }
 }
 
-/// The memory limit that is enough for so many rules.
-const fn enough_for(rules: u64) -> u64 {
-    OF_AGENT + rules * OF_RULE
-}
-
 /// How many rules of all families a plan has.
 fn rules_of(plan: &RulePlan) -> u64 {
     let of_one = |family| plan.planned_rules().iter().filter(move |one| one.scope().covers(family)).count();
@@ -83,7 +78,7 @@ fn too_large(plan: &RulePlan, limit: u64) -> String {
         most.unwrap_or_default(),
         limit >> 20,
         most_rules(limit),
-        enough_for(rules).div_ceil(1 << 20)
+        (OF_AGENT + rules * OF_RULE).div_ceil(1 << 20)
     )
 }
 
