@@ -66,16 +66,7 @@ impl ExecOutput {
     }
 }
 
-/// How much an answer may have, and how long it may take.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ExecLimits {
-    /// How many bytes.
-    pub most: u64,
-    /// How long.
-    pub patience: Duration,
-}
-
-/// Runs the program with these words, and waits for its end.
+/// Runs the program with these words, and waits for its end: for so long, and for so many bytes.
 ///
 /// # Errors
 /// It did not run to its end.
@@ -83,15 +74,15 @@ pub async fn output(
     cluster: &KubeApi,
     agent: &Agent,
     words: &[&str],
-    limits: ExecLimits,
+    patience: Duration,
+    most: u64,
 ) -> Result<ExecOutput, AgentExecError> {
-    within(limits.patience, async {
+    within(patience, async {
         let mut process = start(cluster, agent, words).await?;
         let (stdout, stderr) = (process.stdout(), process.stderr());
         let end = end(&mut process, agent);
         // The first failure ends it: after it, nothing may come any more.
-        let (stdout, stderr, code) =
-            tokio::try_join!(whole(stdout, limits.most), whole(stderr, MOST_LOG), end)?;
+        let (stdout, stderr, code) = tokio::try_join!(whole(stdout, most), whole(stderr, MOST_LOG), end)?;
         Ok(ExecOutput { stdout, stderr: String::from_utf8_lossy(&stderr).into_owned(), code })
     })
     .await

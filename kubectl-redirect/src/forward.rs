@@ -147,8 +147,9 @@ async fn with_finding(
     patience: Duration,
     finding: &ReportedFinding,
 ) -> Result<u8, CommandFailure> {
-    let limits = exec::ExecLimits { most: MOST_REPORT, patience };
-    let output = exec::output(cluster, agent, words, limits).await.map_err(|error| about(agent, &error))?;
+    let output = exec::output(cluster, agent, words, patience, MOST_REPORT)
+        .await
+        .map_err(|error| about(agent, &error))?;
     note(&Printable::lines(&output.stderr));
     if let Ok(mut report) = serde_json::from_slice::<Value>(&output.stdout) {
         if let Some(findings) = report["findings"].as_array_mut() {
@@ -213,8 +214,7 @@ async fn bundle_of(cluster: &KubeApi, node: &str, wanted: &WantedBundle) -> Resu
         )));
     }
     let agent = agent_of(cluster, node).await?;
-    let limits = exec::ExecLimits { most: MOST_ARCHIVE, patience: wanted.patience };
-    let output = exec::output(cluster, &agent, &["bundle", "-"], limits)
+    let output = exec::output(cluster, &agent, &["bundle", "-"], wanted.patience, MOST_ARCHIVE)
         .await
         .map_err(|error| about(&agent, &error))?;
     note(&Printable::lines(&output.stderr));

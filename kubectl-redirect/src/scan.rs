@@ -243,8 +243,8 @@ pub(crate) async fn setup_failures(
 
 /// A missing right ends it all: it is missing for every node.
 async fn ask(cluster: &KubeApi, agent: &Agent, patience: Duration) -> NodeAnswer {
-    let limits = exec::ExecLimits { most: MOST_BYTES, patience };
-    let output = match exec::output(cluster, agent, &["scan", "--output", "json"], limits).await {
+    let words = ["scan", "--output", "json"];
+    let output = match exec::output(cluster, agent, &words, patience, MOST_BYTES).await {
         Ok(output) => output,
         Err(error @ AgentExecError::Forbidden { .. }) => return Err(CommandFailure::of(error)),
         Err(error) => return Ok(Err(error.to_string())),

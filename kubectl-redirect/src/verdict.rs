@@ -248,7 +248,7 @@ impl ClusterVerdict {
             paper.gap();
             let count = counted(subjects.len(), "pod");
             paper.marked(0, "traffic: ", TextStyle::Red, &format!("{count}: {text}"));
-            paper.line(2, &sorted_names(subjects));
+            paper.line(2, &names(&sorted(subjects)));
         }
         causes(&self.of_pods, "pod", &mut paper);
         causes(&self.of_nodes, "node", &mut paper);
@@ -455,10 +455,6 @@ fn sorted(all: &[String]) -> Vec<String> {
     let mut all = all.to_vec();
     all.sort();
     all
-}
-
-fn sorted_names(all: &[String]) -> String {
-    names(&sorted(all))
 }
 
 #[cfg(test)]
