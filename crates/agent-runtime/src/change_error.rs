@@ -67,15 +67,13 @@ impl From<ApiError> for ChangeError {
             ApiError::Busy { code: 409, .. } => Self::Changed(text),
             ApiError::Busy { code: 422, .. } => Self::Untrue(text),
             ApiError::Unauthorized(_) | ApiError::Forbidden(_) => Self::Refused(text),
-            ApiError::Busy { code: 408 | 429 | 500..=599, retry_after, .. } => {
-                Self::Unanswered { text, retry_after: *retry_after }
-            }
-            ApiError::Busy { .. } | ApiError::Impossible(_) => Self::Rejected(text),
-            ApiError::NotFound(_)
+            ApiError::Busy { code: 408 | 429 | 500..=599, .. }
+            | ApiError::NotFound(_)
             | ApiError::Garbled { .. }
             | ApiError::Untrusted { .. }
             | ApiError::Unreachable { .. }
-            | ApiError::Silent { .. } => Self::Unanswered { text, retry_after: None },
+            | ApiError::Silent { .. } => Self::Unanswered { retry_after: failure.retry_after(), text },
+            ApiError::Busy { .. } | ApiError::Impossible(_) => Self::Rejected(text),
         }
     }
 }

@@ -72,12 +72,8 @@ pub enum SelectorError {
     #[error("{0:?} is not a condition on a field, such as metadata.namespace!=kube-system")]
     Field(String),
     /// The API server does not select pods by it.
-    #[error("pods cannot be selected by the field {0:?}; they can by {fields}", fields = field_names())]
+    #[error("pods cannot be selected by the field {0:?}; they can by {fields}", fields = FIELDS.join(", "))]
     UnknownField(String),
-}
-
-fn field_names() -> String {
-    FIELDS.join(", ")
 }
 
 impl LabelSelector {

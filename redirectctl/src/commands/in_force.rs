@@ -108,6 +108,8 @@ pub(super) fn scan(given: &Given) -> Result<CommandOutput, PodInputError> {
             let pods = input::pods_of(&objects, &cluster)?;
             let directory = given.netns_dir();
             let scan = Scan::of(&pods, &directory, &given.node_in(&cluster, &pods)?);
+            // Rules of the mesh in namespaces of no known pod may be of pods of a node with another name.
+            let has_unowned = |scan: &Scan| scan.findings().any(|finding| finding.cause == Cause::Unowned);
             if scan.as_ref().is_ok_and(has_unowned) && !is_any_here(&pods, &directory) {
                 return Err(PodInputError::of(format!(
                     "no pod of node {node} is on this machine; {NAME_IT}"
@@ -123,11 +125,6 @@ pub(super) fn scan(given: &Given) -> Result<CommandOutput, PodInputError> {
         Some(_) | None => scan.text(given.layout),
     };
     Ok(CommandOutput { text, code: report::code(scan.findings()) })
-}
-
-/// Whether rules of the mesh are in namespaces of no known pod: those may be of pods of a node with another name.
-fn has_unowned(scan: &Scan) -> bool {
-    scan.findings().any(|finding| finding.cause == Cause::Unowned)
 }
 
 /// Whether the network namespace of a pod is here, if any pod has one.
