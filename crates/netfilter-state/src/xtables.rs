@@ -5,13 +5,14 @@ use crate::{
     expressions::{
         abi::hook_number,
         decode,
-        expression::AddressOffset,
+        expression::address_offset,
         reading::{Expression, Xt},
         seen::{self, ExpressionReader},
         wire::{Attribute, read_array},
     },
     ruleset::{
-        Api, ChainState, Condition, Counter, HookedRules, KernelRule, Sets, Statement, TableName, built_in,
+        Api, ChainState, Condition, Counter, Endpoint, HookedRules, KernelRule, Sets, Statement, TableName,
+        built_in,
     },
     state::{Entry, ForeignRule, IptablesTables},
 };
@@ -354,8 +355,8 @@ impl<'a> LegacyEntry<'a> {
         let [inverted] = read_array(self.bytes, self.layout.inverted).unwrap_or_default();
         let not = |bit: u8| inverted & bit != 0;
         let mut conditions = Vec::new();
-        conditions.extend(self.address(0, not(inverted::SOURCE)));
-        conditions.extend(self.address(1, not(inverted::DESTINATION)));
+        conditions.extend(self.address(Endpoint::Source, not(inverted::SOURCE)));
+        conditions.extend(self.address(Endpoint::Destination, not(inverted::DESTINATION)));
         conditions.extend(self.interface(0, not(inverted::IN_INTERFACE)));
         conditions.extend(self.interface(1, not(inverted::OUT_INTERFACE)));
         let protocol = u16::from_ne_bytes(read_array(self.bytes, self.layout.protocol).unwrap_or_default());
@@ -382,19 +383,19 @@ impl<'a> LegacyEntry<'a> {
         Some((fields.nth(number)?, fields.nth(1)?))
     }
 
-    fn address(&self, number: usize, not: bool) -> Option<Condition> {
+    fn address(&self, end: Endpoint, not: bool) -> Option<Condition> {
+        let (number, which) = match end {
+            Endpoint::Source => (0, "-s"),
+            Endpoint::Destination => (1, "-d"),
+        };
         let length = self.layout.address;
         let (value, mask) = self.masked(0, length, number)?;
         if mask.iter().chain(value).all(|byte| *byte == 0) && !not {
             return None;
         }
         let family = if length == V4.address { Family::V4 } else { Family::V6 };
-        let (which, at) = match number {
-            0 => ("-s", AddressOffset::source(family)),
-            _ => ("-d", AddressOffset::destination(family)),
-        };
-        let known =
-            seen::prefix_of(mask).and_then(|prefix| seen::address((at.0, Some(family)), not, value, prefix));
+        let at = (address_offset(end, family), Some(family));
+        let known = seen::prefix_of(mask).and_then(|prefix| seen::address(at, not, value, prefix));
         Some(known.unwrap_or_else(|| Condition::Unknown(which.to_owned())))
     }
 

@@ -2,7 +2,7 @@
 
 use super::{
     abi::{PORTS_GIVEN, base, ct, direction, meta},
-    expression::AddressOffset,
+    expression::end_at,
     reading::{Bits, Expression, Field, Loaded, ValueOrigin, Xt, negated},
     seen::{self, ExpressionReader},
     wire::Attributes,
@@ -123,10 +123,10 @@ fn is_exact(loaded: &Loaded<'_>, value: &[u8], family: Family) -> bool {
             match (base, bits) {
                 // Bits that the mask has cleared can equal nothing but 0.
                 (base::NETWORK, Bits::Masked(mask)) => {
-                    AddressOffset(offset).end(family).is_some()
+                    end_at(offset, family).is_some()
                         && mask.iter().zip(value).all(|(mask, value)| value & !mask == 0)
                 }
-                (base::NETWORK, _) => is_whole && AddressOffset(offset).end(family).is_some(),
+                (base::NETWORK, _) => is_whole && end_at(offset, family).is_some(),
                 (_, Bits::Masked(mask)) => is_whole && mask.len() == value.len(),
                 _ => is_whole,
             }

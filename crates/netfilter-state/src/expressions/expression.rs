@@ -284,53 +284,41 @@ impl Expressions<'_> {
     }
 
     /// An address lies in a range: compared whole, by its first bytes, or with the others masked.
-    pub(crate) fn address(&mut self, offset: AddressOffset, is: &Equality<IpNet>) {
+    pub(crate) fn address(&mut self, end: Endpoint, is: &Equality<IpNet>) {
+        let offset = address_offset(end, Family::of(&is.value.addr()));
         match &is.value {
             IpNet::V4(net) => self.prefix(offset, is, &net.network().octets(), &net.netmask().octets()),
             IpNet::V6(net) => self.prefix(offset, is, &net.network().octets(), &net.netmask().octets()),
         }
     }
 
-    fn prefix(&mut self, offset: AddressOffset, is: &Equality<IpNet>, address: &[u8], mask: &[u8]) {
+    fn prefix(&mut self, offset: u32, is: &Equality<IpNet>, address: &[u8], mask: &[u8]) {
         let (bytes, bits) = (is.value.prefix_len() / 8, is.value.prefix_len() % 8);
         if bits == 0 && bytes > 0 {
-            self.payload(base::NETWORK, offset.0, u32::from(bytes));
+            self.payload(base::NETWORK, offset, u32::from(bytes));
             self.is(is.not, address.get(..usize::from(bytes)).unwrap_or(address));
             return;
         }
-        self.payload(base::NETWORK, offset.0, u32::try_from(address.len()).unwrap_or_default());
+        self.payload(base::NETWORK, offset, u32::try_from(address.len()).unwrap_or_default());
         self.mask(mask);
         self.is(is.not, address);
     }
 }
 
-/// Where in the network header an address stands.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct AddressOffset(pub(crate) u32);
-
-impl AddressOffset {
-    /// The source address.
-    pub(crate) const fn source(family: Family) -> Self {
-        match family {
-            Family::V4 => Self(12),
-            Family::V6 => Self(8),
-        }
+/// Where in the network header the address at this end stands.
+pub(crate) const fn address_offset(end: Endpoint, family: Family) -> u32 {
+    match (end, family) {
+        (Endpoint::Source, Family::V4) => 12,
+        (Endpoint::Source, Family::V6) => 8,
+        (Endpoint::Destination, Family::V4) => 16,
+        (Endpoint::Destination, Family::V6) => 24,
     }
+}
 
-    /// The destination address.
-    pub(crate) const fn destination(family: Family) -> Self {
-        match family {
-            Family::V4 => Self(16),
-            Family::V6 => Self(24),
-        }
-    }
-
-    /// Which address of this family it is, if it is one.
-    pub(crate) fn end(self, family: Family) -> Option<Endpoint> {
-        let ends =
-            [(Self::source(family), Endpoint::Source), (Self::destination(family), Endpoint::Destination)];
-        ends.into_iter().find(|(at, _)| *at == self).map(|(_, end)| end)
-    }
+/// The end whose address stands there, if one does.
+pub(crate) fn end_at(offset: u32, family: Family) -> Option<Endpoint> {
+    let ends = [Endpoint::Source, Endpoint::Destination];
+    ends.into_iter().find(|end| address_offset(*end, family) == offset)
 }
 
 /// Where in the transport header the flags of a TCP segment stand.

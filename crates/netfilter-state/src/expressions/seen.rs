@@ -669,7 +669,7 @@ fn decided(code: u32, chain: Option<String>) -> Option<Statement> {
 mod tests {
     use super::*;
     use crate::expressions::{
-        expression::{AddressOffset, Expressions},
+        expression::{Expressions, address_offset},
         wire::MessageWriter,
     };
 
@@ -758,7 +758,7 @@ mod tests {
 
     #[test]
     fn only_what_was_loaded_is_compared() {
-        let source = AddressOffset::source(Family::V4).0;
+        let source = address_offset(Endpoint::Source, Family::V4);
         let seen = |length: u32, value: &[u8]| {
             words(|out| {
                 out.payload(base::NETWORK, source, length);

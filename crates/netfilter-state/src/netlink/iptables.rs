@@ -2,9 +2,10 @@
 
 use crate::expressions::{
     abi::{base, meta, verdict},
-    expression::{AddressOffset, DESTINATION_PORT, Expressions, SOURCE_PORT},
+    expression::{DESTINATION_PORT, Expressions, SOURCE_PORT},
     xt,
 };
+use crate::ruleset::Endpoint;
 use ipnet::IpNet;
 use redirect_core::{
     rule::{Chain, Equality, Match, Rule, Target},
@@ -53,8 +54,8 @@ fn condition(out: &mut Expressions<'_>, condition: &Match, family: Family) -> Re
     // A whole name is compared with the NUL that ends it.
     let with_nul = |is: &Equality<InterfaceName>| is.value.name().len().saturating_add(1);
     match condition {
-        Match::Source(is) => address(out, AddressOffset::source(family), is, family)?,
-        Match::Destination(is) => address(out, AddressOffset::destination(family), is, family)?,
+        Match::Source(is) => address(out, Endpoint::Source, is, family)?,
+        Match::Destination(is) => address(out, Endpoint::Destination, is, family)?,
         Match::InInterface(is) => out.interface(meta::IN_INTERFACE, is, with_nul(is)),
         Match::OutInterface(is) => out.interface(meta::OUT_INTERFACE, is, with_nul(is)),
         Match::Protocol(protocol) => out.protocol(protocol.number()),
@@ -77,7 +78,7 @@ fn condition(out: &mut Expressions<'_>, condition: &Match, family: Family) -> Re
 
 fn address(
     out: &mut Expressions<'_>,
-    offset: AddressOffset,
+    end: Endpoint,
     is: &Equality<IpNet>,
     family: Family,
 ) -> Result<(), &'static str> {
@@ -87,7 +88,7 @@ fn address(
     if Family::of(&is.value.addr()) != family {
         return Err("it names an address of the other family");
     }
-    out.address(offset, is);
+    out.address(end, is);
     Ok(())
 }
 

@@ -22,10 +22,10 @@ use super::{
 };
 use crate::expressions::{
     abi::{self, attribute, dynamic_set, kind, register, set},
-    expression::{AddressOffset, DESTINATION_PORT, Expressions, SOURCE_PORT},
+    expression::{DESTINATION_PORT, Expressions, SOURCE_PORT, address_offset},
     wire::Attribute,
 };
-use crate::state::PerFamily;
+use crate::{ruleset::Endpoint, state::PerFamily};
 use redirect_core::{
     plan::native::SetKind,
     rule::{Equality, TcpFlags},
@@ -231,8 +231,8 @@ fn load(rule: &mut Expressions<'_>, of: Family, sends: bool, flags: &Equality<Tc
     rule.family(of.number());
     rule.protocol(TCP);
     rule.flags(flags);
-    let source = (AddressOffset::source(of).0, SOURCE_PORT);
-    let destination = (AddressOffset::destination(of).0, DESTINATION_PORT);
+    let source = (address_offset(Endpoint::Source, of), SOURCE_PORT);
+    let destination = (address_offset(Endpoint::Destination, of), DESTINATION_PORT);
     let ends = if sends { [source, destination] } else { [destination, source] };
     let (address_length, port_length) = (sets::length(SetKind::Addresses(of)), sets::length(SetKind::Ports));
     // Registers hold four bytes each.

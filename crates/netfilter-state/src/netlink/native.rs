@@ -6,10 +6,11 @@ use super::{
 };
 use crate::expressions::{
     abi::{base, ct, family, meta, verdict},
-    expression::{AddressOffset, DESTINATION_PORT, Expressions, SOURCE_PORT},
+    expression::{DESTINATION_PORT, Expressions, SOURCE_PORT, address_offset},
     wire::MessageWriter,
     xt::state_bits,
 };
+use crate::ruleset::Endpoint;
 use ipnet::IpNet;
 use redirect_core::{
     options::NativeForm,
@@ -88,7 +89,7 @@ fn in_set(out: &mut Expressions<'_>, rule: &Rule, kind: SetKind, set: u32) {
         SetKind::Ports => load_port(out, rule, DESTINATION_PORT),
         SetKind::Addresses(family) => {
             out.family(family.number());
-            out.payload(base::NETWORK, AddressOffset::destination(family).0, sets::length(kind));
+            out.payload(base::NETWORK, address_offset(Endpoint::Destination, family), sets::length(kind));
         }
     }
     out.lookup(false, set);
@@ -96,8 +97,8 @@ fn in_set(out: &mut Expressions<'_>, rule: &Rule, kind: SetKind, set: u32) {
 
 fn condition(out: &mut Expressions<'_>, rule: &Rule, condition: &Match, set: Option<u32>) {
     match condition {
-        Match::Source(is) => address(out, AddressOffset::source, is),
-        Match::Destination(is) => address(out, AddressOffset::destination, is),
+        Match::Source(is) => address(out, Endpoint::Source, is),
+        Match::Destination(is) => address(out, Endpoint::Destination, is),
         Match::InInterface(is) => out.interface(meta::IN_INTERFACE, is, INTERFACE_LENGTH),
         Match::OutInterface(is) => out.interface(meta::OUT_INTERFACE, is, INTERFACE_LENGTH),
         // A comparison of ports or flags says the protocol itself.
@@ -156,13 +157,13 @@ fn load_port(out: &mut Expressions<'_>, rule: &Rule, offset: u32) {
     out.payload(base::TRANSPORT, offset, 2);
 }
 
-fn address(out: &mut Expressions<'_>, offset: fn(Family) -> AddressOffset, is: &Equality<IpNet>) {
+fn address(out: &mut Expressions<'_>, end: Endpoint, is: &Equality<IpNet>) {
     let family = Family::of(&is.value.addr());
     out.family(family.number());
     if !is.not && is.value.prefix_len() == 0 {
         return;
     }
-    out.address(offset(family), is);
+    out.address(end, is);
 }
 
 fn target(out: &mut Expressions<'_>, target: &Target, scope: Scope) {
@@ -227,7 +228,7 @@ mod tests {
     fn any_address_of_a_family_is_compared_only_where_it_must_not_be() {
         let written = |is: &Equality<IpNet>| {
             let mut list = MessageWriter::default();
-            address(&mut Expressions(&mut list), AddressOffset::source, is);
+            address(&mut Expressions(&mut list), Endpoint::Source, is);
             let names =
                 list.attributes().filter_map(|(_, element)| Some(reading::name_and_data(element)?.0.into()));
             names.collect::<Vec<String>>()

@@ -206,7 +206,7 @@ impl Observed {
         self.families.of(family).tables.get(&table)?.get(chain)
     }
 
-    /// Takes in a table; none where it is of a name that no plan has.
+    /// Takes in a table; none where no plan has one of this name.
     fn table(&mut self, family: u8, attributes: Attributes<'_>) -> Option<()> {
         let name = attributes.text(attribute::TABLE)?;
         let of = if family == family::INET {

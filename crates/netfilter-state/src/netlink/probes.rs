@@ -17,10 +17,10 @@ use super::{
 };
 use crate::expressions::{
     abi::{self, attribute, family, flags, kind, meta},
-    expression::AddressOffset,
+    expression::address_offset,
     wire::{Head, MessageWriter},
 };
-use crate::state::PerFamily;
+use crate::{ruleset::Endpoint, state::PerFamily};
 use redirect_core::{plan::native::SetKind, values::Family};
 
 const SETS: PerFamily<&str> = PerFamily { v4: "pods-v4", v6: "pods-v6" };
@@ -126,9 +126,9 @@ impl ProbeTable {
             batch.elements(SETS.of(of), id, &keys);
             translate(&mut batch, of, id, sources.of(of));
             // The node's probes leave it by that chain, and never come.
-            drop_all(&mut batch, &PREROUTING, of, AddressOffset::source(of), sources.of(of));
+            drop_all(&mut batch, &PREROUTING, of, Endpoint::Source, sources.of(of));
             // There answers to probes have the node's own address already.
-            drop_all(&mut batch, &FORWARD, of, AddressOffset::destination(of), sources.of(of));
+            drop_all(&mut batch, &FORWARD, of, Endpoint::Destination, sources.of(of));
         }
         batch.finish()
     }
@@ -170,7 +170,7 @@ fn translate(batch: &mut TableBatch, of: Family, id: u32, source: IpAddr) {
         rule.meta(meta::SOCKET_USER);
         rule.is(true, &NO_USER.to_ne_bytes());
         let length = sets::length(SetKind::Addresses(of));
-        rule.payload(abi::base::NETWORK, AddressOffset::destination(of).0, length);
+        rule.payload(abi::base::NETWORK, address_offset(Endpoint::Destination, of), length);
         rule.lookup_in(false, SETS.of(of), id);
         rule.value(&octets(source));
         rule.source_nat(of.number());
@@ -178,10 +178,10 @@ fn translate(batch: &mut TableBatch, of: Family, id: u32, source: IpAddr) {
 }
 
 /// What comes from a probes' source, or goes to it.
-fn drop_all(batch: &mut TableBatch, chain: &BaseChain, of: Family, offset: AddressOffset, source: IpAddr) {
+fn drop_all(batch: &mut TableBatch, chain: &BaseChain, of: Family, end: Endpoint, source: IpAddr) {
     batch.rule(chain, &comment(source), |rule| {
         rule.family(of.number());
-        rule.payload(abi::base::NETWORK, offset.0, sets::length(SetKind::Addresses(of)));
+        rule.payload(abi::base::NETWORK, address_offset(end, of), sets::length(SetKind::Addresses(of)));
         rule.is(false, &octets(source));
         rule.verdict(abi::verdict::DROP);
     });

@@ -3,7 +3,7 @@
 use super::{
     super::{
         abi::{self, base, ct, ethertype, meta, status},
-        expression::{AddressOffset, DESTINATION_PORT, SOURCE_PORT, TCP_FLAGS},
+        expression::{DESTINATION_PORT, SOURCE_PORT, TCP_FLAGS, end_at},
         reading::{Bits, Field, KeyPart, Loaded, ValueOrigin, negated},
         wire::big_endian,
     },
@@ -254,7 +254,7 @@ pub(crate) fn address(
     if (offset, value.len(), prefix, family) == (PROTOCOL, 1, 8, Family::V4) {
         return Some(protocol(*value.first()?, not));
     }
-    let end = AddressOffset(offset).end(family)?;
+    let end = end_at(offset, family)?;
     let length = Selector::Source(family).length() as usize;
     if value.is_empty() || value.len() > length {
         return None;
