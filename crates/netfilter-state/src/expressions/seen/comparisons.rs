@@ -269,12 +269,10 @@ pub(crate) fn address(
     }))
 }
 
-/// The prefix length of a mask whose set bits come first.
+/// The prefix length of an address's mask whose set bits come first.
 pub(crate) fn prefix_of(mask: &[u8]) -> Option<u8> {
-    let ones: u32 = mask.iter().map(|byte| byte.count_ones()).sum();
-    let mut bits = mask.iter().flat_map(|byte| (0..8_u32).rev().map(move |bit| byte.wrapping_shr(bit) & 1));
-    let leading = bits.by_ref().take_while(|bit| *bit == 1).count();
-    (u32::try_from(leading) == Ok(ones)).then(|| u8::try_from(ones).ok()).flatten()
+    let bits = big_endian(mask.iter().copied().chain(iter::repeat(0)).take(16));
+    (bits.count_ones() == bits.leading_ones()).then(|| u8::try_from(bits.count_ones()).ok()).flatten()
 }
 
 #[cfg(test)]
