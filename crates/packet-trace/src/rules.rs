@@ -56,6 +56,8 @@ pub struct TraceRules {
     hooks: BTreeMap<Hook, Vec<usize>>,
     /// The hooks with base chains whose order is unknown.
     ties: BTreeSet<Hook>,
+    /// Whether a rule writes the class of traffic.
+    reclasses: bool,
     /// The base chains that hang on interfaces, with the names of those.
     devices: Vec<(InterfaceDirection, RangeSet, usize)>,
     /// Where connection tracking begins, if the kernel says.
@@ -131,8 +133,8 @@ pub(super) struct WalkedRule {
     pub(super) seen: KernelRule,
     /// One for each condition.
     pub(super) tests: Vec<Test>,
-    /// One for each statement.
-    pub(super) leads: Vec<Next>,
+    /// Where its statements lead, each with its number, of those that lead anywhere.
+    pub(super) leads: Vec<(usize, Next)>,
     /// The settings behind it. One rule with a set stands for several of a plan, each of which is about the packets of its test.
     pub(super) origins: Vec<(Option<Test>, RuleOrigin)>,
     /// Whether it is one of the mesh's.
@@ -148,8 +150,8 @@ pub(super) struct WalkedRule {
 /// Where a statement leads to.
 #[derive(Debug, Clone)]
 pub(super) enum Next {
-    /// To a chain; nowhere if it is missing, or none is named.
-    To(Option<usize>),
+    /// To a chain.
+    To(usize),
     /// To the next one, for packets that fulfil this.
     If(Test),
     /// To the result of a lookup in a map.
@@ -384,6 +386,7 @@ impl TraceRules {
             chains: Vec::new(),
             hooks: BTreeMap::new(),
             ties: BTreeSet::new(),
+            reclasses: false,
             devices: Vec::new(),
             tracking: BTreeMap::new(),
             local_marks: Vec::new(),
@@ -463,6 +466,9 @@ impl TraceRules {
                 self.ties.insert(*hook);
             }
         }
+        let mut statements =
+            self.chains.iter().flat_map(|chain| &chain.rules).flat_map(|rule| &rule.seen.statements);
+        self.reclasses = statements.any(|one| matches!(one, Statement::SetClass(_)));
         self.chains.iter_mut().for_each(|chain| find_runs(&mut chain.rules));
         let has_route = |table| routing.contains(&RoutingItem::Route(self.family, table));
         self.local_marks = routing
@@ -538,8 +544,10 @@ impl TraceRules {
     /// Whether a base chain does nothing with any packet, and what comes behind it depends on nothing that it asks.
     pub(super) fn is_idle(&self, number: usize) -> bool {
         self.base(number).is_some_and(|(chain, base)| {
-            let has_effect = !chain.rules.is_empty() || base.drops || base.is_nat || base.reroutes;
-            !has_effect && base.priority != TRACKING && !self.has_ties(base.hook)
+            // Connections that are known find their destination there; behind it what was reclassed is routed again.
+            let of_destination = base.is_nat && matches!(base.hook, Hook::Prerouting | Hook::Output);
+            let has_effect = base.drops || of_destination || base.reroutes && self.reclasses;
+            chain.rules.is_empty() && !has_effect && base.priority != TRACKING && !self.has_ties(base.hook)
         })
     }
 
@@ -695,8 +703,8 @@ impl Reading<'_> {
         let of_plan = Table::ALL.iter().copied().find(|one| holds_plans_table(table, *one));
         // Of the names of a plan's chains, in either form.
         let is_its_name = |ours: &&OurChain| {
-            let (of_iptables, of_chain) = (ours.name(), Chain::from(**ours));
-            of_iptables == name || of_iptables.len() == name.len() && of_chain.nft_name() == name
+            let is_lower = name.starts_with(|first: char| first.is_ascii_lowercase());
+            ours.name() == name || is_lower && Chain::from(**ours).nft_name() == name
         };
         let ours = of_plan.and_then(|_| OurChain::ALL.iter().find(is_its_name).copied());
         let hook = |base: Base| base.hook;
@@ -739,18 +747,23 @@ impl Reading<'_> {
 }
 
 impl Next {
-    fn of(statement: &Statement, number_of: &impl Fn(&String) -> Option<usize>, family: Family) -> Self {
+    /// None where it leads nowhere, or to a chain that is missing.
+    fn of(
+        statement: &Statement,
+        number_of: &impl Fn(&String) -> Option<usize>,
+        family: Family,
+    ) -> Option<Self> {
         let chain = |statement: &Statement| {
             let (Statement::Jump(to) | Statement::Goto(to)) = statement else { return None };
             number_of(to)
         };
         if let Statement::Map(map) = statement {
-            return Self::By(Answers::of(map, &chain, family));
+            return Some(Self::By(Answers::of(map, &chain, family)));
         }
         if let Statement::If(condition) = statement {
-            return Self::If(Test::of(condition, family));
+            return Some(Self::If(Test::of(condition, family)));
         }
-        Self::To(chain(statement))
+        chain(statement).map(Self::To)
     }
 }
 
@@ -834,7 +847,9 @@ impl WalkedRule {
     /// One that leads to the chains of these numbers.
     fn of(seen: KernelRule, number_of: &impl Fn(&String) -> Option<usize>, family: Family) -> Self {
         let tests: Vec<Test> = seen.conditions.iter().map(|condition| Test::of(condition, family)).collect();
-        let leads = seen.statements.iter().map(|one| Next::of(one, number_of, family)).collect();
+        let statements = seen.statements.iter().enumerate();
+        let leads =
+            statements.filter_map(|(at, one)| Some((at, Next::of(one, number_of, family)?))).collect();
         let cost = cost(&tests);
         Self { seen, tests, leads, origins: Vec::new(), is_own: false, run: None, cost, is_unread: false }
     }
@@ -855,8 +870,8 @@ impl WalkedRule {
                 *test = Test::Unknown;
             }
         }
-        for (statement, leads) in self.seen.statements.iter_mut().zip(&mut self.leads) {
-            if let Statement::If(condition) = statement
+        for (number, leads) in &mut self.leads {
+            if let Some(Statement::If(condition)) = self.seen.statements.get_mut(*number)
                 && asks_one_of(condition, sets)
             {
                 *condition = Condition::Unknown(condition.to_string());

@@ -203,9 +203,10 @@ fn first(
     work: &mut WorkBudget,
     records: bool,
 ) -> Ways {
-    let mut found = Ways::default();
-    let mut known = BTreeSet::new();
-    let mut open = Vec::from([Walk::new(rules, packets.clone(), given, records)]);
+    // Mostly packets part a few times, if at all.
+    let mut found = Ways { ways: Vec::with_capacity(4), ..Ways::default() };
+    let (mut known, mut open) = (BTreeSet::new(), Vec::with_capacity(4));
+    open.push(Walk::new(rules, packets.clone(), given, records));
     while let Some(mut walk) = open.pop() {
         let fate = loop {
             if work.left == 0 {
@@ -569,7 +570,7 @@ impl<'a> Walk<'a> {
         match self.now.point {
             Point::Sent => fate = self.sent()?,
             Point::Hook(hook) => self.begins(hook),
-            Point::Device(direction) => self.begins_device(direction)?,
+            Point::Device(direction) => fate = self.begins_device(direction)?,
             Point::Base => fate = self.base()?,
             Point::Rule => self.next_rule()?,
             Point::Statement(number) => fate = self.statement_here(number)?,
@@ -617,7 +618,7 @@ impl<'a> Walk<'a> {
         let Some(call) = self.now.calls.last_mut() else { return Ok(()) };
         call.count = count;
         if !met {
-            call.rule = call.rule.saturating_add(count);
+            self.goes_on();
             return Ok(());
         }
         if depth == 1 && call.gone_by.is_none() {
@@ -662,12 +663,20 @@ impl<'a> Walk<'a> {
         if let Some(by) = ended.and_then(|call| call.gone_by).filter(|_| self.now.calls.is_empty()) {
             self.ends_early(by);
         }
-        match self.now.calls.last_mut() {
-            Some(call) => {
-                call.rule = call.rule.saturating_add(call.count);
-                self.now.point = Point::Rule;
-            }
-            None => self.now.point = Point::Policy,
+        if self.now.calls.is_empty() {
+            self.now.point = Point::Policy;
+        } else {
+            self.goes_on();
+        }
+    }
+
+    /// Behind the rule it is at.
+    fn goes_on(&mut self) {
+        let Some(call) = self.now.calls.last_mut() else { return };
+        call.rule = call.rule.saturating_add(call.count);
+        self.now.point = Point::Rule;
+        if self.here().is_none() {
+            self.ends_chain();
         }
     }
 }

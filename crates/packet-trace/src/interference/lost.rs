@@ -322,14 +322,22 @@ impl Judge<'_> {
 
     /// The packets of a way that the application has not marked; none where it has marked all.
     pub(super) fn unmarked(&self, way: &TracePath) -> Option<Packets> {
-        let rest =
-            || way.packets.with(VariedField::Mark, way.packets.get(VariedField::Mark).without(self.marked));
-        (!self.is_marked(way)).then(rest)
+        if self.is_marked(way) {
+            return None;
+        }
+        let mut packets = way.packets.clone();
+        if !self.marked.is_empty() {
+            packets.set(VariedField::Mark, way.packets.get(VariedField::Mark).without(self.marked));
+        }
+        Some(packets)
     }
 
     fn judge(&self, findings: &mut Findings) {
         let blamed: Vec<Option<(Effect, Cause)>> =
             self.found.ways.iter().map(|way| self.blame(way)).collect();
+        if blamed.iter().all(Option::is_none) {
+            return;
+        }
         // A mark or a zone alone takes nothing from the proxy.
         let ways = self.found.ways.iter().zip(&blamed);
         let lost: Vec<Option<(Effect, Cause)>> =

@@ -88,8 +88,11 @@ struct Ends {
     delivered: RangeSet,
     /// The interfaces by which it reaches others.
     links: RangeSet,
-    /// The sets of flags of a segment that opens a connection: a sender that offers ECN sets two more, and data one.
-    opening: RangeSet,
+    /// First packets of connections, those that another connection asked for among them: a sender that offers ECN sets two more flags,
+    /// and data one.
+    opening: Packets,
+    /// Likewise first datagrams.
+    datagrams: Packets,
 }
 
 impl Ends {
@@ -105,6 +108,15 @@ impl Ends {
         let is_own = |at: &&IpAddr| Family::of(at) == family && !nobody.contains(number(**at)) && is_used(at);
         let own: Vec<IpAddr> = pod.addresses.iter().filter(is_own).copied().collect();
         let nobody = nobody.or(&all(&own));
+        let first = |protocol: Protocol, flags: RangeSet| {
+            let mut packets = Packets::all(family);
+            packets.set_one(VariedField::Protocol, protocol.number());
+            packets.set(VariedField::Flags, flags);
+            packets.set(VariedField::State, RangeSet::range(state::NEW, state::RELATED));
+            packets.set_one(VariedField::Mark, 0_u32);
+            packets.set_one(VariedField::ConnMark, 0_u32);
+            packets
+        };
         Self {
             family,
             own,
@@ -115,21 +127,17 @@ impl Ends {
             delivered: routes
                 .map_or_else(|| RangeSet::range(0, most), |routes| routes.of_nobody_else.clone()),
             links: live.links.clone(),
-            opening: of_flags(|flags| TcpFlags::OPENING.covers(flags)),
+            opening: first(Protocol::Tcp, of_flags(|flags| TcpFlags::OPENING.covers(flags))),
+            datagrams: first(Protocol::Udp, RangeSet::one(0)),
         }
     }
 
-    /// First packets of connections: those that another connection asked for, too.
+    /// First packets between these ends.
     fn first(&self, protocol: Protocol, from: &RangeSet, to: &RangeSet, by: &RangeSet) -> Packets {
-        let mut packets = Packets::all(self.family);
-        packets.set_one(VariedField::Protocol, protocol.number());
-        packets.set(
-            VariedField::Flags,
-            if protocol == Protocol::Tcp { self.opening.clone() } else { RangeSet::one(0) },
-        );
-        packets.set(VariedField::State, RangeSet::range(state::NEW, state::RELATED));
-        packets.set_one(VariedField::Mark, 0_u32);
-        packets.set_one(VariedField::ConnMark, 0_u32);
+        let mut packets = match protocol {
+            Protocol::Tcp => self.opening.clone(),
+            Protocol::Udp => self.datagrams.clone(),
+        };
         packets.set(VariedField::Source, from.clone());
         packets.set(VariedField::Destination, to.clone());
         packets.set(VariedField::Interface, by.clone());

@@ -47,7 +47,7 @@ impl WalkedRule {
     /// Its conditions, and those among its statements.
     pub(super) fn each_test(&self, take: &mut impl FnMut(&Test)) {
         self.tests.iter().for_each(|test| test.each(take));
-        for leads in &self.leads {
+        for (_, leads) in &self.leads {
             match leads {
                 Next::If(test) => test.each(take),
                 Next::By(Answers::Each(elements)) => {

@@ -25,7 +25,7 @@ impl Walk<'_> {
     }
 
     /// The base chains that hang on the interface by which it comes or goes.
-    pub(super) fn begins_device(&mut self, direction: InterfaceDirection) -> Result<(), Split> {
+    pub(super) fn begins_device(&mut self, direction: InterfaceDirection) -> Result<Option<Fate>, Split> {
         let by = if direction == InterfaceDirection::Ingress { self.now.came_in } else { self.now.goes_out };
         let mut to_come = Vec::new();
         for (names, chain) in self.rules.on_devices(direction) {
@@ -34,10 +34,13 @@ impl Walk<'_> {
                 to_come.push(chain);
             }
         }
-        self.now.to_come = to_come;
         self.now.device = Some(direction);
+        if to_come.is_empty() {
+            return self.ends_hook();
+        }
+        self.now.to_come = to_come;
         self.now.point = Point::Base;
-        Ok(())
+        Ok(None)
     }
 
     /// The next base chain of the hook, or what comes behind the hook.

@@ -44,22 +44,23 @@ impl<'a> Walk<'a> {
     /// The next statement of the rule at hand.
     pub(super) fn statement_here(&mut self, number: usize) -> Result<Option<Fate>, Split> {
         let rule = self.here().map(|(_, rule)| rule);
-        let statement = rule.and_then(|rule| rule.seen.statements.get(number).zip(rule.leads.get(number)));
-        let then = match statement {
-            Some((Statement::Map(map), Next::By(answers))) => match self.looked_up(map, answers)? {
+        let statement = rule.and_then(|rule| rule.seen.statements.get(number));
+        let leads = rule.and_then(|rule| rule.leads.iter().find(|(of, _)| *of == number));
+        let then = match (statement, leads.map(|(_, leads)| leads)) {
+            (Some(Statement::Map(map)), Some(Next::By(answers))) => match self.looked_up(map, answers)? {
                 Some((Statement::Continue, _)) => Then::Statement,
                 Some((verdict, to)) => self.statement(verdict, to)?,
                 // A failed lookup ends the rule.
                 None => Then::Rule,
             },
-            Some((Statement::If(condition), Next::If(test))) => {
+            (Some(Statement::If(condition)), Some(Next::If(test))) => {
                 let holds = self.evaluate(test)?;
                 let holds = self.settle(holds, || Unknown::Rule(condition.to_string()))?;
                 if holds { Then::Statement } else { Then::Rule }
             }
-            Some((statement, Next::To(to))) => self.statement(statement, *to)?,
-            Some((statement, Next::If(_) | Next::By(_))) => self.statement(statement, None)?,
-            None => Then::Rule,
+            (Some(statement), Some(Next::To(to))) => self.statement(statement, Some(*to))?,
+            (Some(statement), Some(Next::If(_) | Next::By(_)) | None) => self.statement(statement, None)?,
+            (None, _) => Then::Rule,
         };
         Ok(self.goes(then, number))
     }
@@ -100,13 +101,6 @@ impl<'a> Walk<'a> {
             Then::End(fate) => return Some(fate),
         }
         None
-    }
-
-    fn goes_on(&mut self) {
-        if let Some(call) = self.now.calls.last_mut() {
-            call.rule = call.rule.saturating_add(call.count);
-        }
-        self.now.point = Point::Rule;
     }
 
     /// A map's verdict, and the chain that it leads to; `None` without one.
