@@ -433,14 +433,14 @@ pub(super) fn merged(mut all: Vec<Packets>) -> Vec<Packets> {
     loop {
         let before = all.len();
         for field in ORDER {
-            let mut alike: BTreeMap<Packets, RangeSet> = BTreeMap::new();
-            for packets in all {
+            let mut alike: BTreeMap<Packets, Vec<(u128, u128)>> = BTreeMap::new();
+            for mut packets in all {
                 let set = packets.get(field).clone();
-                let key = packets.with(field, RangeSet::empty());
-                let joined = alike.get(&key).map_or_else(|| set.clone(), |known| known.or(&set));
-                alike.insert(key, joined);
+                packets.set(field, RangeSet::empty());
+                alike.entry(packets).or_default().extend(set.ranges());
             }
-            all = alike.into_iter().map(|(packets, set)| packets.with(field, set)).collect();
+            let joined = |(packets, ranges): (Packets, Vec<_>)| packets.with(field, RangeSet::of(ranges));
+            all = alike.into_iter().map(joined).collect();
         }
         if all.len() == before {
             return all;

@@ -14,6 +14,7 @@ mod notes;
 mod routes;
 mod statements;
 
+use routes::RouteQuestion;
 pub(super) use routes::{RouteLookup, Routed, routed};
 
 use super::{
@@ -354,6 +355,8 @@ struct Walk<'a> {
     assumed: Vec<bool>,
     /// ... and how many of these assumptions the step has used.
     asked: usize,
+    /// How far the step has asked routing when it split.
+    question: Option<Box<RouteQuestion>>,
     /// Whether it was never sent, for want of a route.
     is_unsent: bool,
     records: bool,
@@ -466,6 +469,7 @@ impl<'a> Walk<'a> {
             now,
             assumed: Vec::new(),
             asked: 0,
+            question: None,
             is_unsent: false,
             records,
             steps: Vec::new(),
@@ -578,6 +582,7 @@ impl<'a> Walk<'a> {
             Point::Left => fate = self.leaves()?,
         }
         self.assumed.clear();
+        self.question = None;
         Ok(fate)
     }
 

@@ -46,6 +46,27 @@ pub(crate) struct Routed {
     pub(crate) is_certain: bool,
 }
 
+/// How far the policy rules and routes have been asked. A walk that splits there goes on from that one: what was answered for all its packets
+/// holds for each part of them.
+#[derive(Debug, Clone)]
+pub(super) struct RouteQuestion {
+    lookup: RouteLookup,
+    /// The number of the policy rule it is at, ...
+    rule: usize,
+    /// ... and that of the route in its table.
+    route: usize,
+    /// Tables without a route for these packets: another rule that leads there finds none either.
+    without: BTreeSet<(u32, Option<u32>)>,
+    /// The work it took to come there: it is spent by each part, as if that had asked all.
+    spent: usize,
+}
+
+impl RouteQuestion {
+    const fn of(lookup: RouteLookup) -> Self {
+        Self { lookup, rule: 0, route: 0, without: BTreeSet::new(), spent: 0 }
+    }
+}
+
 /// Where policy rules and routes send packets, whatever the rules of netfilter; nothing where they are not known. What takes too much work
 /// is not certain.
 pub(crate) fn routed(rules: &TraceRules, packets: Packets, lookup: RouteLookup) -> Vec<Routed> {
@@ -264,62 +285,86 @@ impl<'a> Walk<'a> {
         routes: &'a Routes,
         lookup: RouteLookup,
     ) -> Result<(RouteEnd, usize, Option<usize>), Split> {
-        // Tables without a route for these packets: another rule that leads there finds none either.
-        let mut without = BTreeSet::new();
-        let mut next = 0;
-        while let Some(rule) = routes.rules.get(next) {
+        let begun = self.question.take_if(|question| question.lookup == lookup);
+        let mut question = begun.map_or_else(|| RouteQuestion::of(lookup), |begun| *begun);
+        let asked = self.asked;
+        self.spent = self.spent.saturating_add(question.spent);
+        let found = self.answer(routes, &mut question);
+        // What was assumed is asked from the beginning.
+        if found.is_err() && self.asked == asked {
+            self.question = Some(Box::new(question));
+        }
+        found
+    }
+
+    fn answer(
+        &mut self,
+        routes: &'a Routes,
+        question: &mut RouteQuestion,
+    ) -> Result<(RouteEnd, usize, Option<usize>), Split> {
+        while let Some(rule) = routes.rules.get(question.rule) {
             self.spent = self.spent.saturating_add(1);
-            let number = next;
-            next = next.saturating_add(1);
-            if let RuleEnd::Table(table, longer_than) = rule.leads
-                && without.contains(&(table, longer_than))
-            {
-                continue;
-            }
-            let takes = self.takes(rule, lookup)?;
-            if takes == Some(false) {
-                continue;
-            }
-            let (leads, words) = match rule.leads {
-                RuleEnd::Table(table, longer_than) => {
-                    match self.of_table(routes, number, (table, longer_than), lookup)? {
-                        Some(step) => (step.leads, routes.number(number, Some(step))),
-                        None => {
-                            without.insert((table, longer_than));
-                            continue;
-                        }
-                    }
-                }
-                RuleEnd::Ends(end) => (end, routes.number(number, None)),
-                RuleEnd::Goto(_) => (RouteEnd::Next, routes.number(number, None)),
-            };
-            let unknown = || Unknown::Route(words_of(Some(routes), words).unwrap_or_default());
-            if takes.is_none() && !self.assume(unknown)? {
-                continue;
-            }
-            match (leads, rule.leads) {
-                (RouteEnd::Next, RuleEnd::Goto(to)) => next = to.max(next),
-                (RouteEnd::Next, RuleEnd::Table(..) | RuleEnd::Ends(_)) => {}
-                (end, _) => return Ok((end, words, Some(number))),
+            let (number, found) = (question.rule, self.by_rule(routes, rule, question)?);
+            question.spent = question.spent.saturating_add(1);
+            (question.rule, question.route) = (number.saturating_add(1), 0);
+            match (found, rule.leads) {
+                (Some((RouteEnd::Next, _)), RuleEnd::Goto(to)) => question.rule = to.max(question.rule),
+                (Some((RouteEnd::Next, _)), RuleEnd::Table(..) | RuleEnd::Ends(_)) | (None, _) => {}
+                (Some((end, words)), _) => return Ok((end, words, Some(number))),
             }
         }
         Ok((RouteEnd::Lost, NO_ROUTE, None))
+    }
+
+    /// Where the policy rule that a question is at sends the packet, if it does, and the number of the words for it.
+    fn by_rule(
+        &mut self,
+        routes: &'a Routes,
+        rule: &RouteRule,
+        question: &mut RouteQuestion,
+    ) -> Result<Option<(RouteEnd, usize)>, Split> {
+        let number = question.rule;
+        if let RuleEnd::Table(table, longer_than) = rule.leads
+            && question.without.contains(&(table, longer_than))
+        {
+            return Ok(None);
+        }
+        let takes = self.takes(rule, question.lookup)?;
+        if takes == Some(false) {
+            return Ok(None);
+        }
+        let (leads, words) = match rule.leads {
+            RuleEnd::Table(table, longer_than) => {
+                let Some(step) = self.of_table(routes, (table, longer_than), question)? else {
+                    question.without.insert((table, longer_than));
+                    return Ok(None);
+                };
+                (step.leads, routes.number(number, Some(step)))
+            }
+            RuleEnd::Ends(end) => (end, routes.number(number, None)),
+            RuleEnd::Goto(_) => (RouteEnd::Next, routes.number(number, None)),
+        };
+        let unknown = || Unknown::Route(words_of(Some(routes), words).unwrap_or_default());
+        let is_taken = takes.is_some() || self.assume(unknown)?;
+        Ok(is_taken.then_some((leads, words)))
     }
 
     /// The first route of a table that is about the packet.
     fn of_table(
         &mut self,
         routes: &'a Routes,
-        rule: usize,
         (table, longer_than): (u32, Option<u32>),
-        lookup: RouteLookup,
+        question: &mut RouteQuestion,
     ) -> Result<Option<&'a RouteStep>, Split> {
-        for step in routes.of_table(table, longer_than) {
+        for step in routes.of_table(table, longer_than).skip(question.route) {
             self.spent = self.spent.saturating_add(1);
-            let words = || words_of(Some(routes), routes.number(rule, Some(step))).unwrap_or_default();
-            if self.decide(self.is_bound_for(&step.to, lookup), || Unknown::Route(words()))? {
+            let words =
+                || words_of(Some(routes), routes.number(question.rule, Some(step))).unwrap_or_default();
+            if self.decide(self.is_bound_for(&step.to, question.lookup), || Unknown::Route(words()))? {
                 return Ok(Some(step));
             }
+            question.route = question.route.saturating_add(1);
+            question.spent = question.spent.saturating_add(1);
         }
         Ok(None)
     }
