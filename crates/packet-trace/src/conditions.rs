@@ -260,14 +260,7 @@ fn of_direction(is_reply: bool) -> RangeSet {
 
 /// The sets of flags of a segment for which something holds.
 pub(crate) fn of_flags(covers: impl Fn(u8) -> bool) -> RangeSet {
-    let mut ranges: Vec<(u128, u128)> = Vec::new();
-    for flags in (0..=u8::MAX).filter(|flags| covers(*flags)).map(u128::from) {
-        match ranges.last_mut() {
-            Some((_, last)) if last.saturating_add(1) == flags => *last = flags,
-            Some(_) | None => ranges.push((flags, flags)),
-        }
-    }
-    RangeSet::of(ranges)
+    RangeSet::each((0..=u8::MAX).filter(|flags| covers(*flags)))
 }
 
 #[cfg(test)]

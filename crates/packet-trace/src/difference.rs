@@ -220,13 +220,8 @@ impl Region {
         }
     }
 
-    /// What its packets have in common, in words; empty for all packets.
-    pub(super) fn conditions(&self) -> Vec<String> {
-        self.conditions_with(usize::MAX)
-    }
-
-    /// The same, with so many ranges of each field at most.
-    pub(super) fn conditions_with(&self, most: usize) -> Vec<String> {
+    /// What its packets have in common, in words, with so many ranges of each field at most; empty for all packets.
+    pub(super) fn conditions(&self, most: usize) -> Vec<String> {
         let family = self.packets.family;
         let decimal = |number: u128| number.to_string();
         let hexadecimal = |number: u128| format!("{number:#x}");
@@ -305,7 +300,7 @@ impl fmt::Display for Region {
         if !matches!(by.as_str(), "lo" | "not lo" | "any") {
             write!(f, " by {by}")?;
         }
-        for words in self.conditions() {
+        for words in self.conditions(usize::MAX) {
             write!(f, ", {words}")?;
         }
         Ok(())
@@ -380,8 +375,7 @@ fn far(family: Family) -> RangeSet {
 fn starts(family: Family) -> Vec<(bool, Packets)> {
     let lo = RangeSet::one(LO);
     let all = Packets::all(family);
-    let any = |field: VariedField| all.get(field);
-    let elsewhere = any(VariedField::Interface).without(&lo);
+    let elsewhere = all.get(VariedField::Interface).without(&lo);
     let far = far(family);
     let outside = all
         .with(VariedField::Interface, elsewhere.clone())

@@ -195,9 +195,7 @@ impl TraceRules {
     /// ```
     #[must_use]
     pub fn of_plan(plan: &RulePlan, family: Family) -> Self {
-        let name =
-            |table: Table| TableName { api: Api::NfTables, family: family.into(), name: table.name().into() };
-        Self::of_planned(plan, &plan.explained_rules(family), family, name, |rule| KernelRule::from(rule))
+        Self::of_chains(plan, family, chains_of_family(&plan.explained_rules(family), family))
     }
 
     /// The same in native tables of nftables. They are of both families, so a rule that names no address is about both, whatever
@@ -209,7 +207,7 @@ impl TraceRules {
             family: TableFamily::Inet,
             name: plan.data_plane().nft_table(table).into(),
         };
-        Self::of_planned(plan, &plan.merged_rules(), family, name, of_both_families)
+        Self::of_chains(plan, family, planned_chains(&plan.merged_rules(), family, name, of_both_families))
     }
 
     /// Whichever of the two this backend programs.
@@ -223,14 +221,7 @@ impl TraceRules {
         }
     }
 
-    fn of_planned(
-        plan: &RulePlan,
-        tables: &BTreeMap<Table, BTreeMap<Chain, Vec<&PlannedRule>>>,
-        family: Family,
-        name: impl Fn(Table) -> TableName,
-        seen: impl Fn(&Rule) -> KernelRule,
-    ) -> Self {
-        let chains = planned_chains(tables, family, name, seen);
+    fn of_chains(plan: &RulePlan, family: Family, chains: Vec<WalkedChain>) -> Self {
         Self { chains, ..Self::empty(family) }.finish(&RoutingItem::wanted(plan))
     }
 
@@ -248,9 +239,7 @@ impl TraceRules {
             none if none.is_empty() => plan.merged_rules(),
             rules => rules,
         });
-        let name = |table: Table| TableName { name: table.name().into(), ..TableName::of_family(family) };
-        let planned =
-            planned_chains(&planned.unwrap_or_default(), family, name, |rule| KernelRule::from(rule));
+        let planned = chains_of_family(&planned.unwrap_or_default(), family);
         Self::of_ruleset_beside(ruleset, routing, family, &planned)
     }
 
@@ -430,18 +419,11 @@ impl TraceRules {
                     }
                     HookOwner::Nat | HookOwner::Harmless(_) => continue,
                 };
-                let rule = WalkedRule::unknown(words, self.family);
+                let rules = [WalkedRule::unknown(words, self.family)].into();
                 let priority = entry.priority;
                 let base = Base { hook, priority, is_nat: false, drops: false, reroutes: false };
-                self.chains.push(WalkedChain {
-                    table: name,
-                    name: hook.name().into(),
-                    base: Some(base),
-                    handle: 0,
-                    rank: Some(rank),
-                    ours: None,
-                    rules: [rule].into(),
-                });
+                let unread = WalkedChain::of(name, hook.name(), Some(base), rules);
+                self.chains.push(WalkedChain { rank: Some(rank), ..unread });
             }
         }
     }
@@ -589,9 +571,19 @@ impl TraceRules {
     }
 }
 
+/// The rules of a plan, chain by chain.
+type PlannedTables<'a> = BTreeMap<Table, BTreeMap<Chain, Vec<&'a PlannedRule>>>;
+
+/// The chains of a plan's tables as they stand in those of one family.
+fn chains_of_family(tables: &PlannedTables<'_>, family: Family) -> Vec<WalkedChain> {
+    let name =
+        |table: Table| TableName { api: Api::NfTables, family: family.into(), name: table.name().into() };
+    planned_chains(tables, family, name, |rule| KernelRule::from(rule))
+}
+
 /// The chains of a plan's tables, each under its name.
 fn planned_chains(
-    tables: &BTreeMap<Table, BTreeMap<Chain, Vec<&PlannedRule>>>,
+    tables: &PlannedTables<'_>,
     family: Family,
     name: impl Fn(Table) -> TableName,
     seen: impl Fn(&Rule) -> KernelRule,
@@ -612,15 +604,8 @@ fn planned_chains(
                 (rule.origins, rule.is_own) = ([(None, RuleOrigin::of(planned))].into(), true);
                 rule
             });
-            walked.push(WalkedChain {
-                table: name(*table),
-                name: chain.name().into(),
-                base,
-                handle: 0,
-                rank: None,
-                ours,
-                rules: rules_of_chain.collect(),
-            });
+            let planned = WalkedChain::of(name(*table), chain.name(), base, rules_of_chain.collect());
+            walked.push(WalkedChain { ours, ..planned });
         }
     }
     walked
@@ -723,15 +708,10 @@ impl Reading<'_> {
             (rule.origins, rule.is_own) = (origins, is_own_chain || is_in_place);
             rule
         });
-        WalkedChain {
-            table: table.clone(),
-            name: name.into(),
-            base: base.or_else(|| chain.device.as_ref().map(base_of_device)),
-            handle: chain.handle,
-            rank: base.and_then(|base| self.rank(table, name, base.hook)),
-            ours,
-            rules: walked.collect(),
-        }
+        let rank = base.and_then(|base| self.rank(table, name, base.hook));
+        let base = base.or_else(|| chain.device.as_ref().map(base_of_device));
+        let handle = chain.handle;
+        WalkedChain { handle, rank, ours, ..WalkedChain::of(table.clone(), name, base, walked.collect()) }
     }
 
     /// The place of a base chain among all that hangs on its hook.
@@ -816,6 +796,11 @@ impl Answers {
 }
 
 impl WalkedChain {
+    /// One of no plan, without a handle, at an unknown place.
+    fn of(table: TableName, name: &str, base: Option<Base>, rules: Vec<WalkedRule>) -> Self {
+        Self { table, name: name.into(), base, handle: 0, rank: None, ours: None, rules }
+    }
+
     /// Its position, or that of one of its rules.
     pub(super) fn place(&self, rule: Option<usize>) -> RuleLocation {
         RuleLocation { table: self.table.clone(), chain: self.name.clone(), rule }

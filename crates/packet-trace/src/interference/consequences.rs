@@ -73,8 +73,7 @@ impl fmt::Display for Consequence {
         if self.parts.is_empty() {
             return Ok(());
         }
-        let named =
-            self.parts.iter().take(MOST_NAMED).map(|part| part.conditions_with(MOST_RANGES).join(", "));
+        let named = self.parts.iter().take(MOST_NAMED).map(|part| part.conditions(MOST_RANGES).join(", "));
         let named: Vec<String> = named.filter(|words| !words.is_empty()).collect();
         if named.is_empty() {
             return if self.severity == Certainty::Does { f.write_str(" in part") } else { Ok(()) };

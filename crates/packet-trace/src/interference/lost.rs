@@ -422,7 +422,6 @@ impl Judge<'_> {
     /// decides.
     fn blame(&self, way: &TracePath) -> Option<(Effect, Cause)> {
         let causes = &way.causes;
-        let of = |effect: Effect, rule: Option<ChainRule>| Some((effect, Cause::Rule(rule?)));
         // Packets that are never sent cannot be lost.
         if way.is_unsent || way.fate != self.wanted.fate && !self.is_lost(way) {
             return None;
@@ -433,11 +432,12 @@ impl Judge<'_> {
                 // Answers need the entry that says how they are translated back.
                 let is_translated = matches!(way.fate, Fate::Proxy { rewritten: true, .. });
                 let zoned = causes.zoned.filter(|_| is_translated);
-                return of(Effect::EndsChain, causes.left_early).or_else(|| of(Effect::Untracks, zoned));
+                return done_by(Effect::EndsChain, causes.left_early)
+                    .or_else(|| done_by(Effect::Untracks, zoned));
             }
             // Routing checks TPROXY's mark; what is for an address of the pod arrives without it, and so does what comes over lo.
             let differs = is_handed_over && !self.is_sent && way.mark != self.wanted.mark;
-            return of(Effect::Remarks, causes.marked.filter(|_| differs));
+            return done_by(Effect::Remarks, causes.marked.filter(|_| differs));
         }
         if let Some(words) = causes.kept {
             return Some((Effect::Routes, Cause::Route(words)));
@@ -452,12 +452,12 @@ impl Judge<'_> {
             }
             (_, Some(Cause::Route(words))) => Some((Effect::Routes, Cause::Route(words))),
             (Fate::Dropped | Fate::Rejected, Some(Cause::Rule(rule))) => {
-                of(if hands_over(rule) { Effect::Tproxies } else { Effect::Drops }, Some(rule))
+                done_by(if hands_over(rule) { Effect::Tproxies } else { Effect::Drops }, Some(rule))
             }
             (
                 Fate::Redirected { .. } | Fate::Translated | Fate::Broken | Fate::Proxy { .. },
                 Some(Cause::Rule(rule)),
-            ) => of(if hands_over(rule) { Effect::Tproxies } else { Effect::Translates }, Some(rule)),
+            ) => done_by(if hands_over(rule) { Effect::Tproxies } else { Effect::Translates }, Some(rule)),
             (Fate::Unknown, Some(Cause::Rule(rule))) => {
                 let effect = if self.does(rule, |one| matches!(one, Statement::Queue)) {
                     Effect::Queues
@@ -466,7 +466,7 @@ impl Judge<'_> {
                 } else {
                     Effect::Unknown
                 };
-                of(effect, Some(rule))
+                done_by(effect, Some(rule))
             }
             _ => self.never_captured(way),
         }
@@ -481,11 +481,10 @@ impl Judge<'_> {
     fn never_captured(&self, way: &TracePath) -> Option<(Effect, Cause)> {
         let causes = &way.causes;
         let is_rewritten = matches!(self.wanted.fate, Fate::Proxy { rewritten: true, .. });
-        let of = |effect: Effect, rule: Option<ChainRule>| Some((effect, Cause::Rule(rule?)));
-        of(Effect::Untracks, causes.untracked.filter(|_| is_rewritten))
-            .or_else(|| of(Effect::Translates, causes.bound))
-            .or_else(|| of(Effect::EndsChain, causes.left_early))
-            .or_else(|| of(Effect::Remarks, causes.marked))
+        done_by(Effect::Untracks, causes.untracked.filter(|_| is_rewritten))
+            .or_else(|| done_by(Effect::Translates, causes.bound))
+            .or_else(|| done_by(Effect::EndsChain, causes.left_early))
+            .or_else(|| done_by(Effect::Remarks, causes.marked))
             .or(Some((Effect::Unexplained, causes.last.unwrap_or(Cause::Nothing))))
     }
 
@@ -592,6 +591,11 @@ impl Judge<'_> {
             rule: rule.map(|rule| rule.rule.saturating_add(1)),
         }
     }
+}
+
+/// An effect, and the rule that has it, if one does.
+fn done_by(effect: Effect, rule: Option<ChainRule>) -> Option<(Effect, Cause)> {
+    Some((effect, Cause::Rule(rule?)))
 }
 
 /// A policy rule or route keeps packets of this traffic from the pod: the one with these words.

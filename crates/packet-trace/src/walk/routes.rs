@@ -57,7 +57,7 @@ pub(super) struct RouteQuestion {
     route: usize,
     /// Tables without a route for these packets: another rule that leads there finds none either.
     without: BTreeSet<(u32, Option<u32>)>,
-    /// The work it took to come there: it is spent by each part, as if that had asked all.
+    /// The work it took to come there: each part spends it, as if that had asked all.
     spent: usize,
 }
 
