@@ -9,6 +9,8 @@
 mod multus;
 mod network;
 
+use std::collections::BTreeSet;
+
 pub use network::{Invalid, Network, Shape};
 use reasons::ObstacleKind;
 
@@ -214,15 +216,11 @@ impl Directory {
 
     /// The folders in which its lists may have plugins, which are to be read as well.
     #[must_use]
-    pub fn folders(&self) -> Vec<String> {
+    pub fn folders(&self) -> BTreeSet<String> {
         let networks = self.files.iter().filter(|file| Shape::of(&file.name) == Shape::List);
         let networks =
             networks.filter_map(|file| Network::parse(&file.name, file.text.as_deref().ok()?).ok());
-        let mut folders: Vec<String> =
-            networks.filter_map(|network| network.folder().map(str::to_owned)).collect();
-        folders.sort_unstable();
-        folders.dedup();
-        folders
+        networks.filter_map(|network| network.folder().map(str::to_owned)).collect()
     }
 
     /// The files that a runtime reads, in its order.

@@ -514,8 +514,6 @@ impl Installer {
         // One with our plugin, whose list is gone, has to go with us.
         let is_ours = |name: &&String| self.disk.stat(&net.join(name).join(FOLDER_FILE)).is_ok();
         folders.extend(names.iter().filter(|name| !conflist_edits::matters(name)).filter(is_ours).cloned());
-        folders.sort_unstable();
-        folders.dedup();
         for folder in folders {
             let names = match self.folder(&folder) {
                 Ok(names) => names,

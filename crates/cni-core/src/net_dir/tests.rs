@@ -53,7 +53,7 @@ fn the_folder_of_a_list_is_behind_its_own_plugins() {
         ("other/y.conf", "{"),
     ];
     let at = directory(&files);
-    assert_eq!(at.folders(), ["k8s"]);
+    assert_eq!(at.folders(), BTreeSet::from(["k8s".to_owned()]));
     let types: Vec<String> =
         at.verdict().caller.expect("called").network.types().map(str::to_owned).collect();
     assert_eq!(types, ["calico", "istio-cni", "tuning"]);
