@@ -144,7 +144,7 @@ pub struct ClusterVerdict {
     outside: usize,
     /// Pods that have no network yet.
     unseen: BTreeSet<String>,
-    consequences: BTreeMap<String, Vec<String>>,
+    consequences: BTreeMap<String, BTreeSet<String>>,
     of_pods: Causes,
     of_nodes: Causes,
     /// Findings of both that need no action.
@@ -248,7 +248,7 @@ impl ClusterVerdict {
             paper.gap();
             let count = counted(subjects.len(), "pod");
             paper.marked(0, "traffic: ", TextStyle::Red, &format!("{count}: {text}"));
-            paper.line(2, &names(&sorted(subjects)));
+            paper.line(2, &names(&subjects.iter().cloned().collect::<Vec<_>>()));
         }
         causes(&self.of_pods, "pod", &mut paper);
         causes(&self.of_nodes, "node", &mut paper);
@@ -302,7 +302,7 @@ impl ClusterVerdict {
             "outside": self.outside,
             "unseen": self.unseen.len(),
             "consequences": self.consequences.iter()
-                .map(|(text, subjects)| json!({"text": text, "subjects": sorted(subjects)})).collect::<Vec<_>>(),
+                .map(|(text, subjects)| json!({"text": text, "subjects": subjects})).collect::<Vec<_>>(),
             "pods": causes_json(&self.of_pods),
             "nodes": causes_json(&self.of_nodes),
             "notes": causes_json(&self.notes),
@@ -353,7 +353,7 @@ impl Audience for ClusterVerdict {
             let ScannedPod { subject, state: _, data_plane: _, consequences, findings } = pod;
             let subject = if is_pod { subject } else { format!("{node}:{subject}") };
             for consequence in consequences {
-                self.consequences.entry(consequence).or_default().push(subject.clone());
+                self.consequences.entry(consequence).or_default().insert(subject.clone());
             }
             collect(&mut self.of_pods, &mut self.notes, &subject, findings);
         }
@@ -449,12 +449,6 @@ fn causes_json(causes: &Causes) -> Vec<Value> {
         })
     };
     causes.iter().map(one).collect()
-}
-
-fn sorted(all: &[String]) -> Vec<String> {
-    let mut all = all.to_vec();
-    all.sort();
-    all
 }
 
 #[cfg(test)]
