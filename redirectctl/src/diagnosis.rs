@@ -297,10 +297,7 @@ fn unserved(proxy_uids: Option<&[u32]>, plan: &RulePlan, seen: &Inspection) -> V
         let is_dns = port == DnsCapture::PORT.number();
         for protocol in protocols {
             let word = protocol.name();
-            let there = seen
-                .listeners
-                .iter()
-                .filter(|listener| listener.port == port && listener.protocol == protocol);
+            let there = seen.listeners.iter().filter(|one| one.port == port && one.protocol == protocol);
             let users: Vec<u32> = there.map(|listener| listener.user).collect();
             if users.is_empty() {
                 let cause = match plan.data_plane() {
@@ -314,8 +311,7 @@ fn unserved(proxy_uids: Option<&[u32]>, plan: &RulePlan, seen: &Inspection) -> V
             let is_stranger = |user: &&u32| {
                 !seen.foreign && proxy_uids.is_some_and(|proxy_uids| !proxy_uids.contains(user))
             };
-            let strangers = users.iter().filter(is_stranger);
-            for user in strangers {
+            for user in users.iter().filter(is_stranger) {
                 let told = format!("user {user} listens on {word} port {port}");
                 all.entry(Cause::StrangerListens).or_default().push(told);
             }

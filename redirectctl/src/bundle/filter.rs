@@ -108,18 +108,13 @@ pub fn agent(pod: &Value) -> Value {
     let containers = pod.pointer("/spec/containers").and_then(Value::as_array).into_iter().flatten();
     let all: Vec<&Value> =
         containers.filter_map(|container| container.get("env")?.as_array()).flatten().collect();
-    let known = |variable: &&&Value| {
-        let name = variable.get("name").and_then(Value::as_str).unwrap_or_default();
+    let known = |variable: &&Value| {
+        let name = variable.get("name")?.as_str().filter(|name| AGENT_VARIABLES.contains(name))?;
         // Without a value it comes from elsewhere, perhaps from a secret.
-        AGENT_VARIABLES.contains(&name) && variable.get("value").is_some_and(Value::is_string)
+        let value = variable.get("value").filter(|value| value.is_string())?;
+        Some((name.to_owned(), value.clone()))
     };
-    let kept: Map<String, Value> = all
-        .iter()
-        .filter(known)
-        .filter_map(|variable| {
-            Some((variable.get("name")?.as_str()?.to_owned(), variable.get("value")?.clone()))
-        })
-        .collect();
+    let kept: Map<String, Value> = all.iter().filter_map(known).collect();
     let others = all.len().saturating_sub(kept.len());
     json!({"variables": kept, "others": others})
 }
