@@ -390,10 +390,7 @@ impl Agent {
 
     /// Whether the entry is beside the list alone.
     fn relies_on_reader(&self) -> bool {
-        self.memory
-            .settled
-            .as_ref()
-            .is_some_and(|(file, list)| list.as_ref().is_some_and(|list| list != file))
+        matches!(&self.memory.settled, Some((file, Some(list))) if list != file)
     }
 
     /// The directories to be watched, and which names in them matter.

@@ -259,10 +259,7 @@ impl<'a> NodePass<'a> {
 
     /// Puts rules in force where they lack; several namespaces at the same time, because each waits for the kernel most of the time.
     fn prepare_rules(&mut self, pods: &[&AmbientPod]) {
-        let mut jobs: Vec<(&AmbientPod, &AmbientRedirect)> = Vec::new();
-        for pod in pods {
-            jobs.extend(pod.wanted.as_ref().map(|redirect| (*pod, redirect)));
-        }
+        let jobs: Vec<_> = pods.iter().filter_map(|pod| Some((*pod, pod.wanted.as_ref().ok()?))).collect();
         let (next, seen) = (AtomicUsize::new(0), Mutex::new(BTreeMap::new()));
         let (programming, found) = (self.programming, &self.found);
         let work = || {

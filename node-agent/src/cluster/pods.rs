@@ -205,10 +205,7 @@ pub async fn get(cluster: &Cluster, namespace: &str, name: &str) -> Result<Optio
 /// An object of this name, as long as that is what the API server answers with: keys that another one lacks would decide.
 async fn find(cluster: &Cluster, of: &Request, name: &str) -> Result<Option<Value>, ReadError> {
     let found: Option<Value> = cluster.find(of.get(name, &GetParams::default())).await?;
-    if found
-        .as_ref()
-        .is_some_and(|found| found.pointer("/metadata/name").and_then(Value::as_str) != Some(name))
-    {
+    if found.as_ref().is_some_and(|found| found["metadata"]["name"] != name) {
         let server = cluster.client().server().to_owned();
         let what = format!("requested {name}, received something else");
         return Err(ApiError::Garbled { server, what }.into());

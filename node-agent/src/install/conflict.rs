@@ -1,6 +1,5 @@
 //! Another program that undoes our changes: when to back off, and which program it may be.
 
-use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 /// Changes that are reverted at once within [`WINDOW`]. Network plugins write a few times while they start.
@@ -21,7 +20,7 @@ const MOST_COLLISIONS: u32 = 20;
 #[derive(Debug)]
 pub struct WriteConflict {
     patience: usize,
-    recent: VecDeque<Instant>,
+    recent: Vec<Instant>,
     wait: Option<Duration>,
 }
 
@@ -35,22 +34,16 @@ impl WriteConflict {
     /// One that begins when so many changes were reverted within a minute.
     #[must_use]
     pub const fn after(changes: usize) -> Self {
-        Self { patience: changes, recent: VecDeque::new(), wait: None }
+        Self { patience: changes, recent: Vec::new(), wait: None }
     }
 
     /// Notes that our state was restored, and returns how long to ignore the next change.
     pub fn restored(&mut self, now: Instant) -> Option<Duration> {
-        let last = self.recent.back().copied();
-        self.recent.push_back(now);
-        while self
-            .recent
-            .front()
-            .is_some_and(|first| now.duration_since(*first) > WINDOW + self.wait.unwrap_or_default())
-        {
-            self.recent.pop_front();
-        }
-        let is_calm =
-            last.is_none_or(|last| now.duration_since(last) > WINDOW + self.wait.unwrap_or_default());
+        let window = WINDOW + self.wait.unwrap_or_default();
+        let is_past = |at: &Instant| now.duration_since(*at) > window;
+        let is_calm = self.recent.last().is_none_or(is_past);
+        self.recent.push(now);
+        self.recent.retain(|at| !is_past(at));
         if is_calm {
             self.wait = None;
         }

@@ -574,10 +574,9 @@ fn due(index: u32, count: u32, interval: Duration) -> Duration {
 
 /// The pod in its current state, if it still has its UID and addresses and is still to be checked.
 async fn same(cluster: &Cluster, pod: &MeshPod, conf: &Conf) -> Result<Option<MeshPod>, ReadError> {
-    let now = pods::get(cluster, &pod.name.namespace, &pod.name.name).await?;
-    Ok(now
-        .and_then(|now| MeshPod::running(&now, conf))
-        .filter(|now| now.uid == pod.uid && now.addresses == pod.addresses))
+    let found = pods::get(cluster, &pod.name.namespace, &pod.name.name).await?;
+    let now = found.and_then(|found| MeshPod::running(&found, conf));
+    Ok(now.filter(|now| now.uid == pod.uid && now.addresses == pod.addresses))
 }
 
 fn not_ended() -> Comparison {
