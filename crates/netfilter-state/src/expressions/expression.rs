@@ -11,6 +11,7 @@ use redirect_core::{
     rule::{Direction, Equality, TcpFlags},
     values::{Family, InterfaceName, MaskedMark, PortRange},
 };
+
 /// The longest value an expression loads: an IPv6 address or the name of an interface.
 const LONGEST: usize = 16;
 

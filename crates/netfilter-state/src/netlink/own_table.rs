@@ -11,8 +11,6 @@ use std::net::IpAddr;
 
 /// The most elements of a message: an attribute holds less than 64 KiB.
 const MOST_ELEMENTS: usize = 1024;
-/// The table's name has the same number in all messages.
-const TABLE: u16 = attribute::TABLE;
 /// The number of the protocol.
 pub(super) const TCP: u8 = 6;
 
@@ -100,7 +98,7 @@ pub(super) const fn questions(table: &'static str, sets: &PerFamily<&'static str
 
 /// Whether a message is about this table.
 pub(super) fn is_about(message: &Message<'_>, table: &str) -> bool {
-    let name = message.attributes().find(TABLE).map(Attribute::text_bytes);
+    let name = message.attributes().find(attribute::TABLE).map(Attribute::text_bytes);
     message.family == family::INET && name == Some(table.as_bytes())
 }
 
@@ -166,7 +164,7 @@ impl TableBatch {
         let flags = flags | flags::REQUEST;
         let head = Head { kind, flags, sequence: self.sequence, family: family::INET, resource: 0 };
         self.writer.message(head, |message| {
-            message.text(TABLE, self.table);
+            message.text(attribute::TABLE, self.table);
             body(message);
         });
     }
