@@ -75,12 +75,13 @@ impl Drop for Progress {
 const MOST_NAMES: usize = 5;
 
 /// The first of them, and how many more.
-pub(crate) fn names(all: &[String]) -> String {
-    let mut text = all.iter().take(MOST_NAMES).cloned().collect::<Vec<_>>().join(", ");
-    if let Some(more) = all.len().checked_sub(MOST_NAMES).filter(|more| *more > 0) {
-        text = format!("{text} and {more} more");
+pub(crate) fn names<'a>(all: impl IntoIterator<Item = &'a String, IntoIter: ExactSizeIterator>) -> String {
+    let mut all = all.into_iter();
+    let text = all.by_ref().take(MOST_NAMES).cloned().collect::<Vec<_>>().join(", ");
+    match all.len() {
+        0 => text,
+        more => format!("{text} and {more} more"),
     }
-    text
 }
 
 /// Such as `1 node` and `7 pods`.

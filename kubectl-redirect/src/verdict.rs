@@ -248,7 +248,7 @@ impl ClusterVerdict {
             paper.gap();
             let count = counted(subjects.len(), "pod");
             paper.marked(0, "traffic: ", TextStyle::Red, &format!("{count}: {text}"));
-            paper.line(2, &names(&subjects.iter().cloned().collect::<Vec<_>>()));
+            paper.line(2, &names(subjects));
         }
         causes(&self.of_pods, "pod", &mut paper);
         causes(&self.of_nodes, "node", &mut paper);
@@ -401,7 +401,7 @@ fn write_cause(
     paper.gap();
     let count = counted(cause.subjects.len(), what);
     paper.marked(0, &format!("{code}: "), severity.style(), &format!("{count}: {}", cause.meaning));
-    paper.line(2, &names(&cause.subjects.keys().cloned().collect::<Vec<_>>()));
+    paper.line(2, &names(cause.subjects.keys()));
     seen(cause, most, paper);
     paper.labelled(2, "what to do: ", &cause.remedy);
 }
