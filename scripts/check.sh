@@ -38,7 +38,7 @@ standard_libraries() {
 }
 
 # With what only scripts build: so chosen, nearly all of its libraries are the same as those of all else.
-features_of_scripts=tools/page,tools/public-api,redirect-core-fuzz/targets
+features_of_scripts=benches/criterion,tools/page,tools/public-api,redirect-core-fuzz/targets
 
 lints() {
     cargo clippy --locked --workspace --all-targets --features "$features_of_scripts" -- -D warnings

@@ -4,12 +4,12 @@
 //! Cargo is asked for one program at a time, as they are built: together, each would get the library features of the others.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
-use cargo_lock::Lockfile;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use super::contents::Image;
@@ -45,9 +45,34 @@ struct License {
     expression: String,
 }
 
+/// What is asked of `Cargo.lock`.
+#[derive(Debug, Deserialize)]
+struct Lockfile {
+    package: Vec<LockedPackage>,
+}
+
+#[derive(Debug, Deserialize)]
+struct LockedPackage {
+    name: String,
+    version: String,
+    /// Of the registry's archive, SHA-256; the project's own crates have none.
+    checksum: Option<String>,
+}
+
+impl Lockfile {
+    fn read(text: &str) -> Result<Self> {
+        toml::from_str(text).context("Cargo.lock")
+    }
+
+    fn checksum(&self, name: &str, version: &str) -> Option<&str> {
+        let package = self.package.iter().find(|one| one.name == name && one.version == version);
+        package?.checksum.as_deref()
+    }
+}
+
 /// The document for an image, of the programs in a folder.
 pub(crate) fn describe(image: &Image, architecture: Architecture, folder: &Path) -> Result<String> {
-    let lock = Lockfile::load(project().join("Cargo.lock"))?;
+    let lock = Lockfile::read(&fs::read_to_string(project().join("Cargo.lock"))?)?;
     let mut parts = Parts::default();
     let added = [standard_library()?, musl()];
     for (package, path) in image.programs {
@@ -139,11 +164,7 @@ impl<'a> Line<'a> {
     }
 
     fn component(&self, lock: &Lockfile) -> Component {
-        let locked = lock.packages.iter().find(|package| {
-            package.name.as_str() == self.name && package.version.to_string() == self.version
-        });
-        // Of the registry's archive; the project's own crates have none.
-        let sum = locked.and_then(|package| package.checksum.as_ref()).map(ToString::to_string);
+        let sum = lock.checksum(self.name, self.version).map(str::to_owned);
         let purl = format!("pkg:cargo/{}@{}", self.name, self.version);
         Component {
             bom_ref: purl.clone(),
@@ -247,9 +268,12 @@ mod tests {
 
     #[test]
     fn who_needs_which_crate_follows_the_depths() {
-        let lock = "version = 4\n[[package]]\nname = \"left\"\nversion = \"1.2.3\"\n";
+        let lock = Lockfile::read(
+            "version = 4\n[[package]]\nname = \"left\"\nversion = \"1.2.3\"\nchecksum = \"0a1b\"\n\
+             [[package]]\nname = \"shared\"\nversion = \"4.5.6\"\n",
+        );
         let mut parts = Parts::default();
-        let root = parts.add_tree(TREE, &lock.parse().expect("a lock file")).expect("a tree");
+        let root = parts.add_tree(TREE, &lock.expect("a lock file")).expect("a tree");
         assert_eq!(root, "pkg:cargo/program@0.1.0");
         let edges = |from: &str| parts.edges[from].iter().map(String::as_str).collect::<Vec<_>>();
         assert_eq!(edges(&root), ["pkg:cargo/left@1.2.3", "pkg:cargo/right@7.8.9"]);
@@ -257,5 +281,10 @@ mod tests {
         assert_eq!(edges("pkg:cargo/shared@4.5.6"), [""; 0]);
         assert_eq!(parts.components["pkg:cargo/left@1.2.3"].licenses[0].expression, "MIT OR Apache-2.0");
         assert!(parts.components["pkg:cargo/shared@4.5.6"].licenses.is_empty());
+        let sums = |part: &str| {
+            parts.components[part].hashes.iter().map(|one| one.content.as_str()).collect::<Vec<_>>()
+        };
+        assert_eq!(sums("pkg:cargo/left@1.2.3"), ["0a1b"]);
+        assert_eq!(sums("pkg:cargo/shared@4.5.6"), [""; 0]);
     }
 }
