@@ -2,16 +2,13 @@
 //!
 //! The word behind the language names who runs them: ```` ```sh machine ````. Readers do not see it.
 
-use std::fs;
-use std::path::{Path, PathBuf};
-use std::sync::LazyLock;
-use std::time::Duration;
-
 use anyhow::{Context, Result, ensure};
 use pulldown_cmark::{CodeBlockKind, Event, Parser, Tag, TagEnd};
 use regex::Regex;
-
-use test_support::process::{self, SHORT};
+use std::fs;
+use std::sync::LazyLock;
+use std::time::Duration;
+use test_support::project;
 
 pub mod worlds;
 
@@ -31,7 +28,7 @@ pub fn breakages(head: &str) -> Result<Vec<Vec<String>>> {
 /// # Errors
 /// The document has no such table.
 pub fn table(document: &str, head: &str) -> Result<Vec<Vec<String>>> {
-    let page = fs::read_to_string(project().join(document))?;
+    let page = fs::read_to_string(project::file(document))?;
     let mut lines = page.lines().skip_while(|line| !line.starts_with(head));
     ensure!(lines.next().is_some(), "{document} has no table that begins with {head}");
     let rows = lines.skip(1).take_while(|line| line.starts_with('|'));
@@ -46,7 +43,7 @@ pub fn table(document: &str, head: &str) -> Result<Vec<Vec<String>>> {
 /// # Errors
 /// The page cannot be read or written.
 pub fn record_breakages(head: &str, rows: &[(String, &str, Duration)]) -> Result<()> {
-    let path = project().join("docs/tasks/troubleshooting.md");
+    let path = project::file("docs/tasks/troubleshooting.md");
     let page = fs::read_to_string(&path)?;
     let (mut written, mut is_in_table) = (String::new(), false);
     for line in page.lines() {
@@ -129,20 +126,12 @@ impl Block {
 /// # Errors
 /// A document cannot be read.
 pub fn blocks() -> Result<Vec<Block>> {
-    let root = project();
-    let args = ["-c", "safe.directory=*", "ls-files", "--cached", "--others", "--exclude-standard", "*.md"];
-    let listed = process::run(process::command("git", args).current_dir(&root), SHORT)?.ok()?;
     let mut all = Vec::new();
-    for name in listed.stdout.lines().filter(|name| root.join(name).exists()) {
-        let text = fs::read_to_string(root.join(name)).with_context(|| name.to_owned())?;
-        all.extend(blocks_of(name, &text));
+    for name in project::names(&["*.md"])? {
+        let text = fs::read_to_string(project::file(&name)).with_context(|| name.clone())?;
+        all.extend(blocks_of(&name, &text));
     }
     Ok(all)
-}
-
-/// The project's folder.
-pub fn project() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }
 
 /// The commands of one document.

@@ -11,12 +11,12 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use tempfile::TempDir;
 
-use crate::guides::project;
 use crate::node::Host;
 use crate::traffic::Relay;
 use test_support::leftovers::temp_dir;
 use test_support::netns::{Families, Namespace};
 use test_support::process::{self, Output};
+use test_support::project;
 
 /// Folders that can be written to beside those that are empty at first, and the project's. `/tmp` is the last: what is written is kept below it.
 const WRITABLE: [&str; 5] = ["/etc", "/opt", "/root", "/usr/local", "/tmp"];
@@ -43,7 +43,7 @@ impl Machine {
         let own = std::env::var_os("PATH").context("no PATH")?;
         let own: Vec<PathBuf> = std::env::split_paths(&own).collect();
         let path = std::env::join_paths(programs.iter().map(|folder| folder.to_path_buf()).chain(own))?;
-        let project = project().canonicalize()?;
+        let project = project::file("");
         let mut writable = vec![&*project];
         writable.extend(WRITABLE.map(Path::new));
         host.make_writable(folder.path(), &writable)?;
@@ -54,7 +54,7 @@ impl Machine {
     pub fn run(&self, script: &str, environment: &[(&str, &str)]) -> Result<Output> {
         // The folder is entered inside: what this machine has under that name is hidden there.
         let mut shell = process::command("env", ["--chdir"]);
-        shell.arg(project().canonicalize()?).args(["sh", "-c", script]);
+        shell.arg(project::file("")).args(["sh", "-c", script]);
         shell.env("PATH", &self.path).envs(environment.iter().copied());
         process::run(&mut self.command(&shell), LONG)
     }

@@ -73,7 +73,7 @@ fn build() -> Result<PathBuf> {
 /// Cargo for this workspace and a target folder, without the variables that it sets for tests: the build scripts of some crates read them, and all that is
 /// made of those would be compiled again.
 pub fn cargo(args: &[&str], target: &Path) -> Command {
-    let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).join("../Cargo.toml");
+    let workspace = test_support::project::file("Cargo.toml");
     let mut command = process::command(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()), args);
     command.args(["--quiet", "--locked", "--manifest-path"]).arg(workspace).arg("--target-dir").arg(target);
     for (name, _) in env::vars_os() {

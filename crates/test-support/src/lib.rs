@@ -6,6 +6,7 @@
 //! | [`process`] | commands, waiting with patience, servers in the background |
 //! | [`parallel`] | work on a few threads, or on one of its own until the test ends it |
 //! | [`port`] | ports of loopback that no other process has |
+//! | [`project`] | the project's documents and manifests |
 //! | [`dice`] | numbers that look random and are the same every time |
 //! | [`rewrites`] | what this project writes otherwise than was recorded |
 //! | [`sample`] | a sample of the recordings, where machines are slow; numbers from the environment |
@@ -25,6 +26,7 @@ pub mod netns;
 pub mod parallel;
 pub mod port;
 pub mod process;
+pub mod project;
 pub mod rewrites;
 pub mod sample;
 pub mod saved_rules;

@@ -2,18 +2,14 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use install_cni::install::reload::RELOADED;
 use install_cni::settings::table::SETTINGS;
-
-fn project() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
-}
+use test_support::project;
 
 fn manifest() -> String {
-    fs::read_to_string(project().join("deploy/istio-cni-node.yaml")).expect("a manifest")
+    fs::read_to_string(project::file("deploy/istio-cni-node.yaml")).expect("a manifest")
 }
 
 #[test]
@@ -54,7 +50,7 @@ fn the_manifest_uses_the_published_names() {
 fn with_drift_watch() -> String {
     let done = Command::new("sed")
         .arg("s/# drift-watch: //")
-        .arg(project().join("deploy/istio-cni-node.yaml"))
+        .arg(project::file("deploy/istio-cni-node.yaml"))
         .output()
         .expect("sed");
     String::from_utf8(done.stdout).expect("a manifest")
@@ -180,7 +176,7 @@ fn the_nodes_taint_and_condition_are_switched_on_by_what_is_marked() {
 
 #[test]
 fn the_clusters_controller_is_deployed_with_what_it_knows_and_without_privilege() {
-    let text = fs::read_to_string(project().join("deploy/taint-controller.yaml")).expect("a manifest");
+    let text = fs::read_to_string(project::file("deploy/taint-controller.yaml")).expect("a manifest");
     let known: BTreeSet<&str> = SETTINGS.iter().flat_map(|setting| setting.env.iter().copied()).collect();
     let named = text.split("name: ").filter_map(|rest| rest.split([',', '\n', '}']).next());
     let variables: Vec<&str> = named
@@ -218,7 +214,7 @@ fn the_manifest_sets_only_what_the_agent_knows() {
 
 /// The quoted words on the line of a template that has all of these parts.
 fn words(template: &str, part: &str) -> BTreeSet<String> {
-    let text = fs::read_to_string(project().join("deploy/charts/istio-cni/templates").join(template))
+    let text = fs::read_to_string(project::file("deploy/charts/istio-cni/templates").join(template))
         .expect(template);
     let line = text.lines().find(|line| line.contains(part)).expect(part);
     line.split('"').skip(1).step_by(2).map(str::to_owned).collect()
@@ -234,7 +230,7 @@ fn the_charts_checksum_leaves_out_what_the_agent_reloads_and_nothing_else() {
 #[test]
 fn the_charts_defaults_are_the_agents() {
     let defaults =
-        fs::read_to_string(project().join("deploy/charts/istio-cni/files/defaults.yaml")).expect("defaults");
+        fs::read_to_string(project::file("deploy/charts/istio-cni/files/defaults.yaml")).expect("defaults");
     for (name, value) in [
         ("REPAIR_INIT_CONTAINER_NAME", "  initContainerName"),
         ("REPAIR_BROKEN_POD_LABEL_KEY", "  brokenPodLabelKey"),

@@ -1,18 +1,17 @@
 //! docs/reference/agent.md says what the code says. With UPDATE_DOCS=1 the tables are written instead of compared.
 
 use std::fs;
-use std::path::Path;
 
 use agent_runtime::metrics::{Described, process};
 use install_cni::install::reload::RELOADED;
 use install_cni::metrics::Metrics;
 use install_cni::pods::repair::action::possible_reasons;
 use install_cni::settings::table::SETTINGS;
-
 use reasons::{AgentReason, EventReason};
 use settings_cli::LOG_ROWS;
 use settings_table::{Status, markdown, wrapped};
 use taint_controller::metrics::ControllerMetrics;
+use test_support::project;
 
 fn metrics(rows: &[Described]) -> String {
     let item = |row: &Described| {
@@ -58,7 +57,7 @@ fn the_reference_matches_the_code() {
 }
 
 fn compare(file: &str, tables: &[(&str, String)]) {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs").join(file);
+    let path = project::file("docs").join(file);
     let mut text = fs::read_to_string(&path).expect(file);
     for (name, table) in tables {
         let begin = format!("<!-- {name} -->\n");
@@ -77,8 +76,7 @@ fn compare(file: &str, tables: &[(&str, String)]) {
 
 #[test]
 fn the_reference_shows_every_placeholder() {
-    let text = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/reference/agent.md"))
-        .expect("docs");
+    let text = fs::read_to_string(project::file("docs/reference/agent.md")).expect("docs");
     assert!(
         install_cni::conflist::PluginEntry::from_template("__X__", &[]).is_err(),
         "unknown ones are refused"
@@ -95,8 +93,7 @@ fn the_reference_shows_every_placeholder() {
 
 #[test]
 fn the_reference_lists_what_is_reloaded() {
-    let text = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/reference/agent.md"))
-        .expect("docs");
+    let text = fs::read_to_string(project::file("docs/reference/agent.md")).expect("docs");
     let (_, section) = text.split_once("### Settings that are reloaded").expect("a section");
     let (list, _) = section.split_once("- **Precedence**").expect("a list");
     let reloaded = RELOADED.map(|key| key.row().name());
@@ -106,8 +103,7 @@ fn the_reference_lists_what_is_reloaded() {
 
 #[test]
 fn the_page_about_repair_lists_every_reason() {
-    let text = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/concepts/repair.md"))
-        .expect("docs");
+    let text = fs::read_to_string(project::file("docs/concepts/repair.md")).expect("docs");
     let (_, list) =
         text.split_once("`istio_cni_repair_attempts_total` has these reasons:\n\n").expect("a list");
     let (list, _) = list.split_once("\n\n").expect("an end");
@@ -119,7 +115,7 @@ fn the_page_about_repair_lists_every_reason() {
 
 #[test]
 fn every_event_is_in_a_document() {
-    let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs");
+    let docs = project::file("docs");
     let pages = ["reference/agent.md", "tasks/ambient.md"].map(|page| docs.join(page));
     let concepts =
         fs::read_dir(docs.join("concepts")).expect("pages").map(|page| page.expect("a page").path());

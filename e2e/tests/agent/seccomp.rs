@@ -14,9 +14,10 @@ use e2e::pods::{
 use redirect_core::options::BackendChoice;
 use serde_json::Value;
 use test_support::netns::{Families, Topology, pod_address};
+use test_support::project;
 
 fn profile() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/seccomp/install-cni.json")
+    project::file("deploy/seccomp/install-cni.json")
 }
 
 fn helper() -> PathBuf {

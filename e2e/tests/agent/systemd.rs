@@ -2,18 +2,19 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 
 use e2e::agent::{CALICO, Node};
 use install_cni::settings::table::SETTINGS;
+use test_support::project;
 
 const SERVICE: &str = "istio-cni-install.service";
 const PATH: &str = "istio-cni-install.path";
 const PROGRAM: &str = "/usr/local/bin/install-cni";
 
 fn unit(name: &str) -> String {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/systemd");
+    let folder = project::file("deploy/systemd");
     fs::read_to_string(folder.join(name)).expect("a unit")
 }
 

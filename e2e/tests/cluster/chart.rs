@@ -8,14 +8,15 @@ use std::fs;
 use std::path::Path;
 
 use crate::chart_support::{
-    NAMESPACE, changes, chart, chart_file, daemon_set, environment, expect, find, helm, objects, project,
-    rendered, rendered_with, rendered_without_tests, rendering, rendering_as_given, seen, values_files, yaml,
+    NAMESPACE, changes, chart, chart_file, daemon_set, environment, expect, find, helm, objects, rendered,
+    rendered_with, rendered_without_tests, rendering, rendering_as_given, seen, values_files, yaml,
 };
 use anyhow::{Context, Result, ensure};
 use e2e::privileges;
 use e2e::tools;
 use serde_json::{Value, json};
 use test_support::process::{self, SHORT};
+use test_support::project;
 
 /// What the manifest has switched off: the mark of its lines, and the values that switch it on.
 fn features() -> [(&'static str, Value); 8] {
@@ -138,7 +139,7 @@ fn generated_the_taint_controllers_manifest_is_the_charts() -> Result<()> {
 fn generated_the_policy_is_the_charts_for_any_namespace() -> Result<()> {
     generated("deploy/own-node-only.yaml", &policy(&json!({}), NAMESPACE)?, &[])?;
     // As the head of the file says.
-    let text = fs::read_to_string(project().join("deploy/own-node-only.yaml"))?;
+    let text = fs::read_to_string(project::file("deploy/own-node-only.yaml"))?;
     let elsewhere = text.replace(&format!(":{NAMESPACE}:"), ":mesh:");
     ensure!(text.contains(&format!("sed 's/:{NAMESPACE}:/:mesh:/' deploy/own-node-only.yaml")));
     ensure!(objects(&elsewhere)? == objects(&policy(&json!({}), "mesh")?.join("\n"))?);
@@ -266,7 +267,7 @@ fn the_policy_needs_an_api_server_that_knows_it() -> Result<()> {
 
 /// Holds a manifest, below its head, to the chart.
 fn generated(path: &str, base: &[String], features: &[(&str, Vec<String>)]) -> Result<()> {
-    let file = project().join(path);
+    let file = project::file(path);
     let text = fs::read_to_string(&file)?;
     let (head, _) = text.split_once("\napiVersion: ").context("no objects")?;
     compare(&file, &format!("{head}\n{}", manifest(base, features)?))?;
@@ -386,7 +387,7 @@ fn gke_is_known_by_its_api_server() -> Result<()> {
 
 #[test]
 fn every_variable_is_a_setting_that_is_in_force() -> Result<()> {
-    let reference = fs::read_to_string(project().join("docs/reference/agent.md"))?;
+    let reference = fs::read_to_string(project::file("docs/reference/agent.md"))?;
     let (_, settings) = reference.split_once("<!-- settings -->").context("no settings")?;
     let (in_force, _) = settings.split_once("Not in force:").context("no settings without effect")?;
     let items = in_force.lines().filter(|line| line.starts_with("- `"));
@@ -690,7 +691,7 @@ fn agents_capabilities(values: &Value) -> Result<BTreeSet<String>> {
 
 /// The table of docs/get-started/install.md: by value, the capabilities.
 fn told_by_the_guide() -> Result<BTreeMap<String, BTreeSet<String>>> {
-    let page = fs::read_to_string(project().join("docs/get-started/install.md"))?;
+    let page = fs::read_to_string(project::file("docs/get-started/install.md"))?;
     let lines = page.lines().skip_while(|line| !line.starts_with("| value | capabilities |")).skip(2);
     let row = |line: &str| -> Result<(String, BTreeSet<String>)> {
         let value = line.split('`').nth(1).context("no value")?;
@@ -750,11 +751,11 @@ fn the_pages_name_the_capabilities_of_the_charts_defaults() -> Result<()> {
     let (last, first) = names.split_last().context("no capabilities by default")?;
     let words = format!("by default {} and {last}", first.join(", "));
     for page in ["README.md", "docs/get-started/install.md"] {
-        let text = fs::read_to_string(project().join(page))?;
+        let text = fs::read_to_string(project::file(page))?;
         let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
         ensure!(text.contains(&words), "{page} does not say: {words}");
     }
-    let table = fs::read_to_string(project().join("docs/get-started/install.md"))?;
+    let table = fs::read_to_string(project::file("docs/get-started/install.md"))?;
     let default = table.lines().filter(|line| line.contains("` (default) |"));
     let default: Vec<&str> = default.filter_map(|line| line.split('`').nth(1)).collect();
     let environment = environment(&objects(&rendered(&json!({}))?)?)?;
@@ -799,7 +800,7 @@ fn rights_of_row(row: &str) -> BTreeSet<String> {
 
 #[test]
 fn the_table_of_rights_is_what_the_roles_grant() -> Result<()> {
-    let page = fs::read_to_string(project().join("docs/get-started/install.md"))?;
+    let page = fs::read_to_string(project::file("docs/get-started/install.md"))?;
     let of = |values: &Value| -> Result<BTreeSet<String>> {
         let objects = objects(&rendered(values)?)?;
         let events = granted(&objects, "Role", "istio-cni-node-events")?;
@@ -816,7 +817,7 @@ fn the_table_of_rights_is_what_the_roles_grant() -> Result<()> {
 
 #[test]
 fn the_base_for_kustomize_has_every_object_of_the_manifest() -> Result<()> {
-    let folder = project().join("deploy");
+    let folder = project::file("deploy");
     let kubectl = tools::built("kubectl")?;
     let mut command = process::command(kubectl, ["kustomize", &folder.display().to_string()]);
     let built = objects(&process::run(&mut command, SHORT)?.ok()?.stdout)?;

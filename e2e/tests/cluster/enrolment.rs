@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::net::IpAddr;
 use std::os::unix::fs::MetadataExt as _;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
@@ -23,6 +23,7 @@ use netns_apply::netns::Netns;
 use serde_json::{Value, json};
 use test_support::netns::Namespace;
 use test_support::process::Background;
+use test_support::project;
 use test_support::sample;
 
 const SYSTEM: &str = "istio-system";
@@ -127,7 +128,7 @@ impl World {
     /// The agent, under its seccomp profile as it ships: a call that is not in it ends the agent.
     fn start(&self) -> Agent<'_> {
         let helper = e2e::program::built().expect("the programs are built").join("e2e-helper");
-        let profile = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/seccomp/install-cni.json");
+        let profile = project::file("deploy/seccomp/install-cni.json");
         let (helper, profile) = (helper.display().to_string(), profile.display().to_string());
         let agent = self.node.start_as(&[&helper, "confined-or-killed", &profile]);
         agent.wait_ready();

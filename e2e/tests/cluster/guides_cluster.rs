@@ -12,6 +12,7 @@ use serde_json::json;
 use tempfile::TempDir;
 use test_support::port::free_port;
 use test_support::process::{self, Background, Output, SHORT, until};
+use test_support::project;
 
 use crate::agent_support::{IMAGE, POD, chart};
 
@@ -124,7 +125,7 @@ impl Workstation {
                       cni: {{ .Values.pilot.cni.enabled | quote }}\n  init: {{ .Values.global.proxy_init.image | quote }}\n";
         let values = "{pilot: {cni: {enabled: false}}, global: {proxy_init: {image: \"\"}}}";
         for (name, template, values) in [("cni", &*agent, "{}"), ("istiod", istiod, values)] {
-            let chart = e2e::guides::project().canonicalize()?.join("istio").join(name);
+            let chart = project::file("istio").join(name);
             let file = |path: &str| chart.join(path).display().to_string();
             self.write(&file("Chart.yaml"), &format!("{{apiVersion: v2, name: {name}, version: 1.30.3}}"))?;
             self.write(&file("values.yaml"), values)?;

@@ -7,12 +7,13 @@ use std::os::unix::net::UnixStream;
 
 use crate::monitoring_support::{
     Fleet, TARGET_LABELS, alert_test, alerts, changed, controller, dashboard, inhibit_names, known, name,
-    others, panel_queries, panels, parsed, project, promtool, read, run_alert_tests, sent, unchanged,
+    others, panel_queries, panels, parsed, promtool, read, run_alert_tests, sent, unchanged,
     variable_queries,
 };
 use e2e::agent::{Agent, CALICO, Node, exchange, get};
 use serde::Deserialize;
 use serde_json::{Value, json};
+use test_support::project;
 
 fn metrics(agent: &Agent<'_>) -> String {
     (0..5).find_map(|_| get(agent.node.monitoring, "/metrics")).expect("metrics").1
@@ -48,7 +49,7 @@ fn prometheus_takes_the_alerts_and_every_query() {
 fn prometheus_takes_the_scrape_configuration() {
     let text = read("deploy/monitoring/scrape.yaml");
     let mut file: Value = serde_saphyr::from_str(&text).expect("YAML");
-    let rules = project("deploy/monitoring").join(file["rule_files"][0].as_str().expect("a file"));
+    let rules = project::file("deploy/monitoring").join(file["rule_files"][0].as_str().expect("a file"));
     file["rule_files"] = json!([rules]);
     let jobs = file["scrape_configs"].as_array_mut().expect("jobs");
     for (job, manifest) in jobs.iter_mut().zip(["istio-cni-node.yaml", "taint-controller.yaml"]) {

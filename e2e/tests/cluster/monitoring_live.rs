@@ -7,12 +7,13 @@ use std::process::{Command, Stdio};
 use std::thread;
 use std::time::Duration;
 
-use crate::monitoring_support::{controller, panel_queries, project, variable_queries};
+use crate::monitoring_support::{controller, panel_queries, variable_queries};
 use e2e::agent::{CALICO, DEADLINE, Node, exchange, get};
 use e2e::http::StandIn;
 use serde_json::{Value, json};
 use test_support::port::free_port;
 use test_support::process::{Killed, Patience};
+use test_support::project;
 
 /// Prometheus while it runs. It is killed when dropped.
 struct Prometheus {
@@ -103,10 +104,10 @@ fn every_query_of_the_dashboard_finds_series() {
     assert_eq!(prometheus.found("istio_cni_no_such_metric"), Some(0));
     if let Some(picture) = std::env::var_os("DASHBOARD_PICTURE") {
         live(&node);
-        let script = project("docs/monitoring/picture.py");
+        let script = project::file("docs/monitoring/picture.py");
         let url = format!("http://127.0.0.1:{}", prometheus.port);
         let mut python = Command::new(std::env::var_os("PYTHON").unwrap_or_else(|| "python3".into()));
-        python.arg(script).arg(url).arg(project("deploy/monitoring/dashboard.json")).arg(picture);
+        python.arg(script).arg(url).arg(project::file("deploy/monitoring/dashboard.json")).arg(picture);
         assert!(python.status().expect("python").success());
     }
     drop(agent);

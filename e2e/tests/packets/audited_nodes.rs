@@ -14,10 +14,10 @@ use redirect_core::{
 use std::{
     collections::BTreeMap,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
-    path::Path,
     process::Output,
     time::Duration,
 };
+use test_support::project;
 use test_support::{
     netns::{Families, Topology, pod_address, remote_address},
     saved_rules::SavedRules,
@@ -89,12 +89,8 @@ struct Audit {
 fn audit(text: &str, to: SocketAddr) -> Result<Audit> {
     let from = SocketAddr::new(pod_address(to.is_ipv6()), 40_000);
     let given = [to.to_string(), from.to_string(), "eth0".to_owned()];
-    let Output { status, stdout, stderr } = run_of(
-        &Path::new(env!("CARGO_MANIFEST_DIR")).join("../crates/packet-trace"),
-        "audit",
-        &given.each_ref().map(String::as_str),
-        text,
-    );
+    let Output { status, stdout, stderr } =
+        run_of(&project::file("crates/packet-trace"), "audit", &given.each_ref().map(String::as_str), text);
     let (stdout, stderr) = (String::from_utf8(stdout)?, String::from_utf8(stderr)?);
     ensure!(stderr.is_empty(), "{stderr}");
     let differences: Vec<_> =

@@ -23,6 +23,7 @@ use netfilter_state::state::IptablesTables;
 use redirect_core::Family;
 use serde::Deserialize;
 use serde_json::{Value, json};
+use test_support::project;
 
 /// How many recordings become seeds: each of so many.
 const EVERY_RULES: usize = 24;
@@ -37,7 +38,7 @@ type Files = BTreeMap<PathBuf, Vec<u8>>;
 
 #[test]
 fn seeds_words_and_pods_are_those_of_the_recordings() -> Result<()> {
-    let fuzz = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fuzz");
+    let fuzz = project::file("fuzz");
     let (wanted, there) = (files()?, committed(&fuzz)?);
     if std::env::var_os("UPDATE_SEEDS").is_some() {
         for name in there.keys().filter(|name| !wanted.contains_key(*name)) {
@@ -61,7 +62,7 @@ fn seeds_words_and_pods_are_those_of_the_recordings() -> Result<()> {
 
 #[test]
 fn every_target_has_seeds_and_all_of_them_are_small() -> Result<()> {
-    let fuzz = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fuzz");
+    let fuzz = project::file("fuzz");
     let mut bytes = 0;
     for target in fs::read_dir(fuzz.join("fuzz_targets"))? {
         let target = target?.path();
@@ -127,7 +128,7 @@ impl Seeds {
     /// What a kernel answered about other programs' rules, in pieces of whole messages: a piece may name what another one tells of.
     fn dumps(&mut self) -> Result<()> {
         const PIECE: usize = 8 << 10;
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../crates/netfilter-state/tests/dumps");
+        let folder = project::file("crates/netfilter-state/tests/dumps");
         for name in ["extended", "others"] {
             let dump = fs::read(folder.join(name).with_extension("dump"))?;
             let (mut pieces, mut rest) = (vec![Vec::new()], dump.as_slice());

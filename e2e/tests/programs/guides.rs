@@ -6,11 +6,12 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 use e2e::guides::worlds::{WORLDS, blocks_for, typed};
-use e2e::guides::{NOT_RUN, blocks, project};
+use e2e::guides::{NOT_RUN, blocks};
 use e2e::machine::Machine;
 use e2e::program;
 use serde_json::Value;
 use test_support::process::{self, SHORT};
+use test_support::project;
 
 #[test]
 #[allow(clippy::print_stdout, reason = "tells what no test runs")]
@@ -63,7 +64,7 @@ fn every_target_of_make_that_is_named_exists() -> Result<()> {
             let words: Vec<&str> = line.split('#').next().unwrap_or_default().split_whitespace().collect();
             ensure!(words.first() == Some(&"make"), "{}: {line}", block.place());
             let mut make = Command::new("make");
-            make.arg("--dry-run").args(&words[1..]).current_dir(project());
+            make.arg("--dry-run").args(&words[1..]).current_dir(project::file(""));
             process::run(&mut make, SHORT)?.ok()?;
         }
     }
@@ -96,10 +97,10 @@ fn what_is_typed_on_a_machine_prints_what_is_shown() -> Result<()> {
 /// The table of docs/get-started/platforms.md has what the chart has.
 #[test]
 fn the_platforms_are_those_of_the_chart() -> Result<()> {
-    let chart: BTreeMap<String, Value> = serde_saphyr::from_str(&fs::read_to_string(
-        project().join("deploy/charts/istio-cni/files/platforms.yaml"),
-    )?)?;
-    let text = fs::read_to_string(project().join("docs/get-started/platforms.md"))?;
+    let chart: BTreeMap<String, Value> = serde_saphyr::from_str(&fs::read_to_string(project::file(
+        "deploy/charts/istio-cni/files/platforms.yaml",
+    ))?)?;
+    let text = fs::read_to_string(project::file("docs/get-started/platforms.md"))?;
     let table = text.split("<!-- platforms -->").nth(1).and_then(|rest| rest.split("<!-- end -->").next());
     let rows: BTreeMap<&str, &str> = table
         .context("no table")?

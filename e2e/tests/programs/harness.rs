@@ -11,6 +11,7 @@ use test_support::netns::{
     Families, Namespace, POD_V4, POD_V6, State, Topology, client_address, pod_address, remote_address,
 };
 use test_support::process;
+use test_support::project;
 
 #[test]
 fn a_namespace_comes_and_goes() -> Result<()> {
@@ -190,7 +191,7 @@ fn a_command_that_hangs_is_ended() {
 #[test]
 fn a_disk_that_is_too_small_is_told_before_anything_is_compiled() -> Result<()> {
     let disk = tempfile::tempdir()?;
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../scripts/test.sh");
+    let script = project::file("scripts/test.sh");
     let inside = r#"mount -t tmpfs -o size=64m none "$1" && { CARGO_TARGET_DIR=$1/new/target "$2"; code=$?; ls "$1"; exit $code; }"#;
     let mut command = process::command("unshare", ["--mount", "sh", "-c", inside, "sh"]);
     let output = process::run(command.arg(disk.path()).arg(script), process::SHORT)?;

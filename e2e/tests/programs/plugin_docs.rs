@@ -1,11 +1,12 @@
 //! docs/reference/cni-plugin.md says what the table of keys says. With UPDATE_DOCS=1 the table is written instead of compared.
 
 use cni_core::keys::KEYS;
-use std::{env, fs, path::Path};
+use std::{env, fs};
+use test_support::project;
 
 #[test]
 fn the_reference_says_what_the_code_says() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/reference/cni-plugin.md");
+    let path = project::file("docs/reference/cni-plugin.md");
     let mut text = fs::read_to_string(&path).expect("docs/reference/cni-plugin.md");
     let begin = "<!-- keys -->\n";
     let start = text.find(begin).expect("a place for the table") + begin.len();

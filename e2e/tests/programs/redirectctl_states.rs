@@ -2,7 +2,6 @@
 
 use std::fs;
 use std::iter;
-use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Context, Result, ensure};
@@ -10,6 +9,7 @@ use e2e::redirectctl::{self, Patient, program, redirectctl};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use test_support::process::{self, Output, SHORT};
+use test_support::project;
 
 /// The codes of a report's findings that are more than notes.
 fn causes(report: &Value) -> Vec<String> {
@@ -185,9 +185,8 @@ impl Shown {
         // Tests of a process run side by side.
         static WRITING: Mutex<()> = Mutex::new(());
         let _one = WRITING.lock().unwrap_or_else(PoisonError::into_inner);
-        let project = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-        let path = project.join("docs/tasks/troubleshooting.md");
-        let file = project.join(format!("e2e/fixtures/troubles-{part}.txt"));
+        let path = project::file("docs/tasks/troubleshooting.md");
+        let file = project::file(format!("e2e/fixtures/troubles-{part}.txt"));
         let mut page = fs::read_to_string(&path)?;
         let begin = format!("<!-- {part} -->\n");
         let start = page.find(&begin).context("a place for it")? + begin.len();

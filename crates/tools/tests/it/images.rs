@@ -12,6 +12,7 @@ use flate2::read::GzDecoder;
 use oci_spec::image::{Arch, Descriptor, ImageConfiguration, ImageIndex, ImageManifest, MediaType, Os};
 use serde_json::Value;
 use tempfile::{TempDir, tempdir};
+use test_support::project;
 
 const REFERENCE: &str = "localhost/mesh/install-cni:9.8.7";
 const NAMES: [&str; 3] = ["install-cni", "proxy-init", "validator"];
@@ -125,7 +126,7 @@ impl Stubs {
 
     fn build_images(&self, args: &[&str], path: &str, variables: &[(&str, &Path)]) -> Output {
         let mut command = Command::new("/bin/bash");
-        command.arg(concat!(env!("CARGO_MANIFEST_DIR"), "/../../deploy/build-images.sh")).args(args);
+        command.arg(project::file("deploy/build-images.sh")).args(args);
         let path = format!("{}:{path}", self.0.path().display());
         command.env("PATH", path).env("CARGO_TARGET_DIR", self.path("target"));
         command.envs(variables.iter().copied()).output().expect("it runs")
@@ -504,7 +505,7 @@ fn recorded_size(image: &str) -> f64 {
 fn shipped_archives_are_as_the_specification_has_it_and_as_large_as_recorded() {
     let folder = std::env::var_os("IMAGES").expect("IMAGES names the folder of the archives");
     // Relative to the workspace, where make runs, and not to this package, where cargo runs tests.
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(folder);
+    let folder = project::file(folder);
     for image in NAMES {
         let layout = Layout(files(&fs::read(folder.join(format!("{image}.tar"))).expect("an archive")));
         layout.check_platforms();

@@ -6,7 +6,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use crate::project_files;
+use test_support::project;
 
 #[test]
 fn every_link_leads_somewhere() {
@@ -29,7 +29,7 @@ fn every_link_leads_somewhere() {
 
 /// The Markdown files that belong to the project.
 fn documents() -> Vec<PathBuf> {
-    project_files(&["*.md"])
+    project::names(&["*.md"]).expect("git").into_iter().map(project::file).collect()
 }
 
 fn read(file: &Path) -> String {
@@ -103,7 +103,7 @@ fn anchors(text: &str) -> BTreeSet<String> {
 
 #[test]
 fn links_that_lead_nowhere_are_found() {
-    let here = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../README.md");
+    let here = project::file("README.md");
     let fault = |link: &str| fault(&here, link, &mut BTreeMap::new());
     assert_eq!(fault("docs/reference/agent.md#metrics"), None);
     assert_eq!(fault("docs/reference/agent.md#no-such-heading"), Some("no such heading"));

@@ -7,7 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use crate::project_files;
+use test_support::project;
 
 /// The documents, and the fewest claims each of them makes.
 const DOCUMENTS: [(&str, usize); 5] = [
@@ -20,12 +20,11 @@ const DOCUMENTS: [(&str, usize); 5] = [
 
 #[test]
 fn every_test_that_a_document_names_exists() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     for (document, claims) in DOCUMENTS {
-        let text = fs::read_to_string(root.join(document)).expect(document);
+        let text = fs::read_to_string(project::file(document)).expect(document);
         let named = named_tests(&text);
         assert!(named.len() >= claims, "{document} names {} tests", named.len());
-        let missing: Vec<&&str> = named.iter().filter(|test| !exists(&root, test)).collect();
+        let missing: Vec<&&str> = named.iter().filter(|test| !exists(&project::file(""), test)).collect();
         assert!(missing.is_empty(), "{document} names tests that do not exist: {missing:#?}");
     }
 }
@@ -36,8 +35,8 @@ fn every_test_that_a_command_names_exists() {
     let folders = packages();
     let mut wrong = Vec::new();
     let mut count = 0;
-    for file in project_files(&["Makefile", "*.md", "*.sh"]) {
-        let text = fs::read_to_string(&file).expect("a text").replace("\\\n", " ");
+    for file in project::names(&["Makefile", "*.md", "*.sh"]).expect("git") {
+        let text = fs::read_to_string(project::file(&file)).expect("a text").replace("\\\n", " ");
         for command in text.lines().flat_map(commands) {
             let Command { package, program, filters } = &command;
             let tests = folders.get(*package).map(|folder| tests_of(&folder.join("tests").join(program)));
@@ -45,7 +44,7 @@ fn every_test_that_a_command_names_exists() {
             let unknown: Vec<&&str> =
                 filters.iter().filter(|filter| !tests.iter().any(|test| test.contains(**filter))).collect();
             if tests.is_empty() || !unknown.is_empty() {
-                wrong.push(format!("{}: -p {package} --test {program}: {unknown:?}", file.display()));
+                wrong.push(format!("{file}: -p {package} --test {program}: {unknown:?}"));
             }
             count += 1;
         }
@@ -57,8 +56,7 @@ fn every_test_that_a_command_names_exists() {
 /// The functions that an annotation passes: each line of ARCHITECTURE.md's list begins with one, and the file that has it.
 #[test]
 fn every_function_on_an_annotations_way_exists() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    let text = fs::read_to_string(root.join("ARCHITECTURE.md")).expect("ARCHITECTURE.md");
+    let text = fs::read_to_string(project::file("ARCHITECTURE.md")).expect("ARCHITECTURE.md");
     let steps = text.lines().filter_map(|line| {
         let (number, rest) = line.split_once(". `")?;
         number.parse::<usize>().ok()?;
@@ -68,7 +66,8 @@ fn every_function_on_an_annotations_way_exists() {
     let steps: Vec<_> = steps.collect();
     assert!((12..=15).contains(&steps.len()), "{steps:?}");
     for (function, file) in steps {
-        let source = fs::read_to_string(root.join(file)).unwrap_or_else(|error| panic!("{file}: {error}"));
+        let source =
+            fs::read_to_string(project::file(file)).unwrap_or_else(|error| panic!("{file}: {error}"));
         let defines = |after: &str| source.contains(&format!("fn {function}{after}"));
         assert!(defines("(") || defines("<"), "{file} has no function {function}");
     }
@@ -113,8 +112,8 @@ fn commands(line: &str) -> Vec<Command<'_>> {
 
 /// The folder of each package of the workspace.
 fn packages() -> BTreeMap<String, PathBuf> {
-    let manifests = project_files(&["*Cargo.toml"]);
-    let named = manifests.into_iter().filter_map(|manifest| {
+    let manifests = project::names(&["*Cargo.toml"]).expect("git");
+    let named = manifests.into_iter().map(project::file).filter_map(|manifest| {
         let text = fs::read_to_string(&manifest).expect("a manifest");
         let name = text.split_once("[package]\nname = \"")?.1.split('"').next()?.to_owned();
         Some((name, manifest.parent()?.to_owned()))

@@ -1,11 +1,10 @@
 //! Every document has its place on the web page, which is made with dependencies that `make test` does without.
 
 use std::fs;
-use std::path::Path;
 
 #[test]
 fn every_document_has_a_place_on_the_web_page() {
-    let project = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let project = test_support::project::file("");
     let missing = crate::contents::without_a_place(&project).expect("the documents");
     assert!(missing.is_empty(), "crates/tools/src/page/contents.rs has no place for {missing:?}");
     for name in crate::contents::CONTENTS.iter().flat_map(|(_, names)| *names) {

@@ -5,14 +5,11 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use tempfile::TempDir;
+use test_support::project;
 
 const SCRIPT: &str = "scripts/release-candidate.sh";
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
-
-fn project() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
-}
 
 fn run(folder: &Path, program: &str, args: &[&str]) -> Output {
     let mut command = Command::new(program);
@@ -35,7 +32,7 @@ struct Release(TempDir);
 impl Release {
     fn new() -> Self {
         let folder = tempfile::tempdir().expect("a folder");
-        let from = project().canonicalize().expect("the project").display().to_string();
+        let from = project::file("").canonicalize().expect("the project").display().to_string();
         ok(
             folder.path(),
             "git",
@@ -44,7 +41,7 @@ impl Release {
         let release = Self(folder);
         // As they are in this tree, which may not be committed.
         for file in [SCRIPT, "SECURITY.md"] {
-            fs::copy(project().join(file), release.path(file)).expect("copies");
+            fs::copy(project::file(file), release.path(file)).expect("copies");
         }
         let changes = fs::read_to_string(release.path("CHANGELOG.md")).expect("reads");
         let heading = format!("## Unreleased\n\n## {VERSION} - 2026-11-22\n");
@@ -173,7 +170,7 @@ fn wrongs_after(version_of_images: &str, done: &str) -> String {
     let script = MADE.replace("ref.name\\\":\\\"$version", &format!("ref.name\\\":\\\"{version_of_images}"));
     ok(folder.path(), "bash", &["-euc", &script, "made", VERSION, COMMIT]);
     ok(folder.path(), "bash", &["-euc", done]);
-    let program = project().join(SCRIPT).canonicalize().expect("the script");
+    let program = project::file(SCRIPT).canonicalize().expect("the script");
     let made = folder.path().display().to_string();
     let output = run(Path::new("/"), &program.display().to_string(), &["verify", &made]);
     let said = String::from_utf8_lossy(&output.stderr).into_owned();

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 
 use serde_json::Value;
@@ -17,7 +17,7 @@ const FORBIDDEN: &str = "acct add_key adjtimex bpf chroot clock_adjtime clock_se
     umount2 uselib userfaultfd ustat vhangup vm86 vm86old vmsplice";
 
 fn folder() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/seccomp")
+    test_support::project::file("deploy/seccomp")
 }
 
 fn written(what: &str) -> String {

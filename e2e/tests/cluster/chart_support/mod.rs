@@ -2,23 +2,20 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
 use e2e::kube::ApiServer;
 use e2e::tools;
 use serde_json::{Map, Value, json};
 use test_support::process::{self, Output, SHORT};
+use test_support::project;
 
 pub const NAMESPACE: &str = "istio-system";
 pub const RELEASE: &str = "istio-cni";
 
-pub fn project() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
-}
-
 pub fn chart() -> PathBuf {
-    project().join("deploy/charts/istio-cni")
+    project::file("deploy/charts/istio-cni")
 }
 
 /// A file of the chart.

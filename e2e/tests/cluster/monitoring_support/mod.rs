@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use agent_runtime::metrics::exposition::ScrapeFormat;
@@ -11,17 +10,14 @@ use install_cni::metrics::Metrics;
 use serde_json::{Value, json};
 use taint_controller::metrics::ControllerMetrics;
 use test_support::process::{command, run, run_with_input};
+use test_support::project;
 
 /// Labels that Prometheus gives to a target, with the chart's PodMonitor and with deploy/monitoring/scrape.yaml.
 pub const TARGET_LABELS: [&str; 3] = ["job", "instance", "node"];
 const LONG: Duration = Duration::from_secs(600);
 
-pub fn project(path: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(path)
-}
-
 pub fn read(path: &str) -> String {
-    fs::read_to_string(project(path)).expect(path)
+    fs::read_to_string(project::file(path)).expect(path)
 }
 
 /// The alerts, in their order.
@@ -229,7 +225,7 @@ pub fn inhibit_names(rule: &Value, side: &str) -> Vec<String> {
 
 /// All tests in one run.
 pub fn run_alert_tests(tests: &[Value]) {
-    let rules = project("deploy/charts/istio-cni/files/rules.yaml");
+    let rules = project::file("deploy/charts/istio-cni/files/rules.yaml");
     let file = json!({"rule_files": [rules], "evaluation_interval": "1m", "tests": tests});
     if let Err(report) = promtool(&["test", "rules"], &file) {
         panic!("{report}");

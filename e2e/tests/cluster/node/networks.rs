@@ -15,13 +15,13 @@ use self::cilium::Cilium;
 use self::flannel::Flannel;
 use self::steps::{OURS, STEPS, Stage, Step};
 use super::mesh_support::table::print;
-use crate::chart_support::project;
 use anyhow::{Context, Result, ensure};
 use e2e::envoy::Interception;
 use e2e::kube::ApiServer;
 use e2e::node::{Node, PRIMARY_CONFLIST, Runtime};
 use e2e::tools;
 use test_support::process::{self, Background};
+use test_support::project;
 
 mod agent;
 mod checks;
@@ -229,7 +229,7 @@ fn judge(title: &str, agent: Agent, column: &Column, exceptions: &[Exception]) -
     }
     print(&table);
     ensure!(wrong.is_empty(), "{wrong}");
-    let path = project().join("docs/reference/compatibility.md");
+    let path = project::file("docs/reference/compatibility.md");
     let page = fs::read_to_string(&path)?;
     let written = with_cells(&page, title, agent, &cells)?;
     if std::env::var_os("UPDATE_DOCS").is_some() {

@@ -1,6 +1,6 @@
 //! A real Envoy as the sidecar, and pods as Istio's injector writes them, with this project's images.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 use e2e::envoy::{Interception, bootstrap};
@@ -9,6 +9,7 @@ use e2e::node::Node;
 use e2e::tools;
 use serde_json::{Value, json};
 use test_support::netns::Families;
+use test_support::project;
 
 /// A pod as the injector writes it where `pilot.cni.enabled` is set.
 const INJECTED: &str = include_str!("../../../../manifests/validated-pod.yaml");
@@ -18,7 +19,7 @@ const ENVOY: &str = "docker.io/local/envoy:1";
 pub fn import(node: &Node<'_>, image: &str) -> Result<String> {
     let folder = std::env::var_os("IMAGES").context("IMAGES names no folder: run make images")?;
     // Relative to the workspace, where make runs, and not to this package, where cargo runs tests.
-    let archive = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(folder).join(format!("{image}.tar"));
+    let archive = project::file(folder).join(format!("{image}.tar"));
     node.ctr(&["images", "import", &archive.to_string_lossy()])?;
     Ok(format!("localhost/{image}:{}", env!("CARGO_PKG_VERSION")))
 }

@@ -8,6 +8,7 @@ use e2e::node::Node;
 use e2e::tools;
 use e2e::ztunnel::stock;
 use test_support::process::{self, SHORT};
+use test_support::project;
 
 /// The hub that the injector is given.
 pub const HUB: &str = "docker.io/istio";
@@ -34,7 +35,7 @@ impl Release {
         let folder = std::env::var_os(variable)
             .with_context(|| format!("{variable} names no folder: run make mesh"))?;
         // Relative to the workspace, where make runs, and not to this package, where cargo runs tests.
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(folder);
+        let folder = project::file(folder);
         for part in [
             "bin/pilot-discovery",
             "bin/pilot-agent",
