@@ -43,7 +43,7 @@ impl Machine {
         let own = std::env::var_os("PATH").context("no PATH")?;
         let own: Vec<PathBuf> = std::env::split_paths(&own).collect();
         let path = std::env::join_paths(programs.iter().map(|folder| folder.to_path_buf()).chain(own))?;
-        let project = project::file("");
+        let project = project::file("").canonicalize()?;
         let mut writable = vec![&*project];
         writable.extend(WRITABLE.map(Path::new));
         host.make_writable(folder.path(), &writable)?;
@@ -54,7 +54,7 @@ impl Machine {
     pub fn run(&self, script: &str, environment: &[(&str, &str)]) -> Result<Output> {
         // The folder is entered inside: what this machine has under that name is hidden there.
         let mut shell = process::command("env", ["--chdir"]);
-        shell.arg(project::file("")).args(["sh", "-c", script]);
+        shell.arg(project::file("").canonicalize()?).args(["sh", "-c", script]);
         shell.env("PATH", &self.path).envs(environment.iter().copied());
         process::run(&mut self.command(&shell), LONG)
     }

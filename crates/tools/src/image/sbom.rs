@@ -72,7 +72,8 @@ impl Lockfile {
 
 /// The document for an image, of the programs in a folder.
 pub(crate) fn describe(image: &Image, architecture: Architecture, folder: &Path) -> Result<String> {
-    let lock = Lockfile::read(&fs::read_to_string(project().join("Cargo.lock"))?)?;
+    let lock = fs::read_to_string(project().join("Cargo.lock")).context("Cargo.lock")?;
+    let lock = Lockfile::read(&lock)?;
     let mut parts = Parts::default();
     let added = [standard_library()?, musl()];
     for (package, path) in image.programs {

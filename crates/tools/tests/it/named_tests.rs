@@ -24,7 +24,7 @@ fn every_test_that_a_document_names_exists() {
         let text = fs::read_to_string(project::file(document)).expect(document);
         let named = named_tests(&text);
         assert!(named.len() >= claims, "{document} names {} tests", named.len());
-        let missing: Vec<&&str> = named.iter().filter(|test| !exists(&project::file(""), test)).collect();
+        let missing: Vec<&&str> = named.iter().filter(|test| !exists(test)).collect();
         assert!(missing.is_empty(), "{document} names tests that do not exist: {missing:#?}");
     }
 }
@@ -151,9 +151,9 @@ fn named_tests(text: &str) -> Vec<&str> {
         .collect()
 }
 
-fn exists(root: &Path, test: &str) -> bool {
+fn exists(test: &str) -> bool {
     test.split_once(": ").is_some_and(|(file, name)| {
-        let source = fs::read_to_string(root.join(file)).unwrap_or_default();
+        let source = fs::read_to_string(project::file(file)).unwrap_or_default();
         functions_of_tests(&source).any(|function| function == name)
     })
 }
