@@ -100,7 +100,7 @@ trace:
 	TRACE_FOREIGN=10000 cargo test --locked -p e2e --test packets trace_foreign:: -- --nocapture
 	DIFF_PAIRS=100 cargo test --locked -p e2e --test packets diff_packets:: -- --nocapture
 	SURROUNDINGS=300 cargo test --locked -p e2e --test packets routing_surroundings:: -- --nocapture
-	SAMPLES=100000 cargo test --release --locked -p packet-trace --test it traffic_difference:: -- --nocapture
+	DIFF_PACKETS=100000 cargo test --release --locked -p packet-trace --test it traffic_difference:: -- --nocapture
 
 # A thousand random deletions of pods' rules, all healed by the release build, and what it costs that nothing is deleted; prints figures. `make test`
 # deletes fewer and has no bound on time.

@@ -1,6 +1,6 @@
 //! What two plans treat differently is exactly what the walk of single packets finds: nothing more, nothing less, each packet once.
 //!
-//! SAMPLES says how many packets are tried (`make trace`: 100,000).
+//! DIFF_PACKETS says how many packets are tried (`make trace`: 100,000).
 #![allow(clippy::unwrap_used)] // a panic is how a test fails
 
 use crate::generated::{Settings, settings};
@@ -21,6 +21,7 @@ use std::{
     collections::BTreeSet,
     net::{IpAddr, SocketAddr},
 };
+use test_support::sample;
 
 /// How many packets are tried for each pair of plans.
 const FOR_EACH: usize = 200;
@@ -180,11 +181,11 @@ fn judge(pair: &Pair, differences: &[TrafficDifference], packet: &Packet) -> boo
 
 #[test]
 fn sampled_packets_agree() {
-    let samples: usize = std::env::var("SAMPLES").map_or(3_000, |text| text.parse().unwrap());
+    let packets = sample::number("DIFF_PACKETS", 3_000);
     let mut runner = runner();
     let strategy = settings();
     let (mut tried, mut differing, mut pairs) = (0, 0, 0);
-    while tried < samples {
+    while tried < packets {
         let (one, other) = (generate(&strategy, &mut runner), generate(&strategy, &mut runner));
         let other = changed(&one, &other, pairs);
         let (before, after) = (one.plan(), other.plan());
