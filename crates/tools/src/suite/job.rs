@@ -79,6 +79,18 @@ pub fn of(program: &Program, filters: &[String]) -> Result<Vec<Job>> {
     Ok(tests.into_iter().map(one).collect())
 }
 
+/// The jobs of all programs, each program's spread over the whole list: what mostly waits runs beside what computes.
+pub fn interleaved(programs: Vec<Vec<Job>>) -> Vec<Job> {
+    // In millionths of the list, each in the middle of its share.
+    let placed = programs.into_iter().flat_map(|jobs| {
+        let number = jobs.len();
+        jobs.into_iter().enumerate().map(move |(index, job)| ((2 * index + 1) * 500_000 / number, job))
+    });
+    let mut placed: Vec<_> = placed.collect();
+    placed.sort_by_key(|(place, _)| *place);
+    placed.into_iter().map(|(_, job)| job).collect()
+}
+
 /// Begins with what took longest the last time: so that nothing long is left when all else is done. What is new comes first.
 pub fn longest_first(jobs: &mut [Job], record: &Path) {
     let text = fs::read_to_string(record).unwrap_or_default();
@@ -163,11 +175,24 @@ mod tests {
     use super::*;
     use std::thread;
 
+    fn job(name: &str, words: Vec<String>, tests: usize) -> Job {
+        Job { name: name.to_owned(), program: "/bin/sh".into(), folder: "/".into(), words, tests }
+    }
+
     fn shell(script: &str, tests: usize) -> Ended {
-        let words = vec!["-c".to_owned(), script.to_owned()];
-        let job =
-            Job { name: "a test".to_owned(), program: "/bin/sh".into(), folder: "/".into(), words, tests };
-        job.run()
+        job("a test", vec!["-c".to_owned(), script.to_owned()], tests).run()
+    }
+
+    #[test]
+    fn no_program_comes_all_at_once_where_nothing_is_known_of_its_tests() {
+        let of = |names: &[&str]| names.iter().map(|name| job(name, Vec::new(), 1)).collect::<Vec<_>>();
+        let programs =
+            || vec![of(&["a1", "a2", "a3", "a4", "a5", "a6"]), of(&[]), of(&["b1"]), of(&["c1", "c2"])];
+        let names = |jobs: &[Job]| jobs.iter().map(|job| job.name.clone()).collect::<Vec<_>>().join(" ");
+        let mut jobs = interleaved(programs());
+        assert_eq!(names(&jobs), "a1 a2 c1 a3 b1 a4 a5 c2 a6");
+        longest_first(&mut jobs, Path::new("/nowhere"));
+        assert_eq!(names(&jobs), "a1 a2 c1 a3 b1 a4 a5 c2 a6");
     }
 
     #[test]

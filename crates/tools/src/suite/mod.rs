@@ -2,12 +2,12 @@
 //!
 //! ```text
 //! cargo test --no-run --message-format=json >BUILT
-//! run-tests BUILT [--jobs N] [--only PROGRAM]... [--skip PROGRAM]... [--at-most N PREFIX] [--record FILE] [FILTER]...
+//! run-tests BUILT [--only PROGRAM]... [--skip PROGRAM]... [--at-most N PREFIX] [--record FILE] [FILTER]...
 //! ```
 //!
 //! A program of unit tests is one process: its tests share nothing but the processor, and take milliseconds. Of every other test program
 //! each test is a process. So all of them share one list, a test that hangs or dies fails alone, and the kernel knows what each one took.
-//! `--jobs` is the most that run at once (24): as many do as keep the processors busy, and three for each of them in any case. `--at-most` limits the
+//! As many run at once as keep the processors busy: three for each of them in any case, and 24 at most. `--at-most` limits the
 //! tests whose `PROGRAM::PATH` begins so: those that take turns at something anyway. What tests leave mounted is a failure.
 
 mod built;
@@ -34,12 +34,13 @@ use report::Report;
 
 /// How many tests run at once for each processor, also where something else keeps the machine busy.
 const AT_LEAST: usize = 3;
+/// How many run at once at most.
+const AT_MOST: usize = 24;
 
 /// What the command line says.
 #[derive(Debug, Default)]
 struct Asked {
     built: PathBuf,
-    jobs: usize,
     only: Vec<String>,
     skip: Vec<String>,
     /// The most that run at once of the tests whose names begin so.
@@ -54,10 +55,8 @@ pub fn main() -> Result<ExitCode> {
     let asked = Asked::read(std::env::args().skip(1))?;
     let programs = built::programs(&asked.built)?;
     let programs = programs.into_iter().filter(|program| asked.wants(program));
-    let mut jobs = Vec::new();
-    for program in programs {
-        jobs.extend(job::of(&program, &asked.filters)?);
-    }
+    let jobs = programs.map(|program| job::of(&program, &asked.filters)).collect::<Result<Vec<_>>>()?;
+    let mut jobs = job::interleaved(jobs);
     if jobs.is_empty() {
         bail!("no test has such a name");
     }
@@ -93,8 +92,8 @@ fn run(jobs: Vec<Job>, asked: &Asked) -> Report {
                 running += 1;
                 start(job, true);
             }
-            while running < processors.number * AT_LEAST || running < asked.jobs && processors.are_idle() {
-                let Some(job) = others.pop_front() else { break };
+            let wanted = processors.room(running).min(AT_MOST).max(processors.number * AT_LEAST);
+            for job in others.drain(..others.len().min(wanted.saturating_sub(running))) {
                 running += 1;
                 start(job, false);
             }
@@ -114,12 +113,11 @@ fn number(option: &str, text: &str) -> Result<usize> {
 
 impl Asked {
     fn read(mut words: impl Iterator<Item = String>) -> Result<Self> {
-        let mut asked = Self { jobs: 24, ..Self::default() };
-        asked.built = words.next().context("which file has the messages of cargo?")?.into();
+        let built = words.next().context("which file has the messages of cargo?")?.into();
+        let mut asked = Self { built, ..Self::default() };
         while let Some(word) = words.next() {
             let mut value = || words.next().with_context(|| format!("{word} takes a value"));
             match &*word {
-                "--jobs" => asked.jobs = number(&word, &value()?)?,
                 "--only" => asked.only.push(value()?),
                 "--skip" => asked.skip.push(value()?),
                 "--at-most" => asked.at_most = (number(&word, &value()?)?, value()?),
@@ -148,8 +146,8 @@ mod tests {
     fn a_command_line_that_says_nothing_is_refused() {
         for (words, what) in [
             (&[][..], "which file"),
-            (&["built", "--jobs"], "--jobs takes a value"),
-            (&["built", "--jobs", "two"], "\"two\""),
+            (&["built", "--at-most"], "--at-most takes a value"),
+            (&["built", "--at-most", "two"], "\"two\""),
             (&["built", "--job", "2"], "--job is not an option"),
         ] {
             let error = asked(words).expect_err("is refused").to_string();

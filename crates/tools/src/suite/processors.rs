@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 /// Over how long is looked. A test that has just been started needs a while to show what it takes.
 const TURN: Duration = Duration::from_millis(100);
-/// What part of the time the processors have nothing to do where one more test is started.
-const IDLE: f64 = 0.25;
+/// More tests are started where processors have nothing to do in more than one part of so many.
+const IDLE: usize = 4;
 
 /// The machine's processors.
 #[derive(Debug)]
@@ -20,8 +20,8 @@ pub struct Processors {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Ticks {
-    idle: u64,
-    all: u64,
+    idle: usize,
+    all: usize,
 }
 
 impl Processors {
@@ -31,15 +31,15 @@ impl Processors {
         Self { number, since: Instant::now(), before: now() }
     }
 
-    /// Whether they had nothing to do in a part of the time since this last said so, or was last asked after a turn.
-    pub fn are_idle(&mut self) -> bool {
+    /// How many tests to let run where so many do: more, once a turn, while the processors have nothing to do in a part of the time.
+    pub fn room(&mut self, running: usize) -> usize {
         if self.since.elapsed() < TURN {
-            return false;
+            return running;
         }
         let now = now();
-        let part = self.before.zip(now).map_or(0.0, |(before, now)| idle(before, now));
+        let room = self.before.zip(now).map_or(running, |(before, now)| room(running, before, now));
         (self.before, self.since) = (now, Instant::now());
-        part > IDLE
+        room
     }
 
     /// After what time to look again.
@@ -55,14 +55,15 @@ fn now() -> Option<Ticks> {
 /// The first line of proc_stat(5): `cpu`, then user, nice, system, idle, iowait and more.
 fn ticks(stat: &str) -> Option<Ticks> {
     let fields = stat.lines().next()?.strip_prefix("cpu ")?.split_whitespace();
-    let fields: Vec<u64> = fields.map(|field| field.parse().ok()).collect::<Option<_>>()?;
+    let fields: Vec<usize> = fields.map(|field| field.parse().ok()).collect::<Option<_>>()?;
     Some(Ticks { idle: fields.get(3)? + fields.get(4)?, all: fields.iter().take(8).sum() })
 }
 
-#[expect(clippy::cast_precision_loss, reason = "a part")]
-fn idle(before: Ticks, now: Ticks) -> f64 {
+/// The longer nothing was done, the more are added at once: short tests have ended before the next turn.
+fn room(running: usize, before: Ticks, now: Ticks) -> usize {
+    let idle = now.idle.saturating_sub(before.idle);
     let all = now.all.saturating_sub(before.all).max(1);
-    now.idle.saturating_sub(before.idle) as f64 / all as f64
+    if idle * IDLE > all { running + (running * idle).div_ceil(all) } else { running }
 }
 
 #[cfg(test)]
@@ -70,12 +71,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn time_without_work_is_told_from_work() {
+    fn processors_without_work_are_given_some_at_once() {
         let before = ticks("cpu  10 0 10 100 5 0 0 0 9 0\ncpu0 1 2 3 4").expect("is read");
         assert_eq!(before, Ticks { idle: 105, all: 125 });
-        let busy = ticks("cpu  20 0 10 100 5 0 0 0 9 0").expect("is read");
-        let idle_half = ticks("cpu  15 0 10 103 7 0 0 0 9 0").expect("is read");
-        assert!(idle(before, busy) < 0.01 && (idle(before, idle_half) - 0.5).abs() < 0.01);
+        let after = |stat| room(6, before, ticks(stat).expect("is read"));
+        assert_eq!(after("cpu  20 0 10 100 5 0 0 0 9 0"), 6);
+        assert_eq!(after("cpu  18 0 10 102 5 0 0 0 9 0"), 6);
+        assert_eq!(after("cpu  15 0 10 103 7 0 0 0 9 0"), 9);
+        assert_eq!(after("cpu  10 0 10 110 5 0 0 0 9 0"), 12);
         assert_eq!(ticks("intr 1"), None);
     }
 }
