@@ -95,15 +95,25 @@ fn written(fate: &Fate) -> String {
 fn packets_end_where_rules_of_others_send_them() {
     let (others, plans) = (Others::dumped(), in_force());
     let mut text = String::new();
+    let alone = Family::BOTH.map(|family| {
+        let fates = |(_, plan, in_force): &(&str, RulePlan, HookedRules)| {
+            let alone = rules(in_force, plan, family);
+            packets(family)
+                .into_iter()
+                .map(|(name, packet)| (name, alone.trace(&packet).may, packet))
+                .collect()
+        };
+        plans.iter().map(fates).collect::<Vec<Vec<_>>>()
+    });
     for rule in others.rules() {
         let family = if rule.0.family == TableFamily::Ip6 { Family::V6 } else { Family::V4 };
         writeln!(text, "{}", rule.1).unwrap();
-        for ((plan_name, plan, in_force), (place, bases)) in plans.iter().zip(&PLACES) {
-            let alone = rules(in_force, plan, family);
+        let alone = &alone[usize::from(family == Family::V6)];
+        for (((plan_name, plan, in_force), alone), (place, bases)) in plans.iter().zip(alone).zip(&PLACES) {
             let both = rules(&others.beside(in_force, rule, bases), plan, family);
-            for (name, packet) in packets(family) {
-                let [before, now] = [&alone, &both].map(|rules| rules.trace(&packet).may);
-                if before != now {
+            for (name, before, packet) in alone {
+                let now = both.trace(packet).may;
+                if *before != now {
                     let fates: Vec<_> = now.iter().map(written).collect();
                     writeln!(text, "\t{plan_name} {place}: {name}: {}", fates.join(" or ")).unwrap();
                 }

@@ -38,12 +38,24 @@ pub(crate) fn in_force() -> Vec<(&'static str, RulePlan, HookedRules)> {
 }
 
 /// The tables of other programs.
-pub(crate) struct Others(HookedRules);
+pub(crate) struct Others {
+    all: HookedRules,
+    /// What a rule may lead to: no base chain.
+    led_to: HookedRules,
+}
 
 impl Others {
     /// Those that a kernel dumped.
     pub(crate) fn dumped() -> Self {
-        Self(dumps::dumped(&dumps::dump(dumps::OF_OTHERS)))
+        Self::of(dumps::dumped(&dumps::dump(dumps::OF_OTHERS)))
+    }
+
+    fn of(all: HookedRules) -> Self {
+        let mut led_to = all.clone();
+        for table in led_to.tables.values_mut() {
+            table.chains.retain(|_, chain| chain.base.is_none());
+        }
+        Self { all, led_to }
     }
 
     /// Each rule, with its table; one that both IPv4's tables and those of both families have, once.
@@ -53,7 +65,7 @@ impl Others {
             let TableState { chains, .. }: &TableState = table;
             chains.values().flat_map(|chain| &chain.rules).map(move |rule| (name, rule))
         };
-        let all = self.0.tables.iter().flat_map(of_table);
+        let all = self.all.tables.iter().flat_map(of_table);
         all.filter(move |(name, rule): &(&TableName, &KernelRule)| {
             met.insert((name.family == TableFamily::Ip6, rule.to_string()))
         })
@@ -69,10 +81,7 @@ impl Others {
         let mut ruleset = in_force.clone();
         let name = TableName { api: Api::NfTables, family: of.family, name: "theirs".into() };
         let table = ruleset.table(name);
-        *table = self.0.tables[of].clone();
-        for chain in table.chains.values_mut() {
-            chain.base = None;
-        }
+        *table = self.led_to.tables[of].clone();
         for base in bases {
             let chain = table.chains.entry(format!("{:?}", base.hook)).or_default();
             (chain.base, chain.rules) = (Some(*base), [rule.clone()].into());
@@ -118,9 +127,9 @@ fn each_rule_of_others_is_found_to_do_what_it_does() {
 fn addresses_that_every_pod_has_are_not_judged() {
     let [(name, plan), ..] = dumps::plans();
     let theirs = TableName { api: Api::NfTables, family: TableFamily::Inet, name: "others".into() };
-    let tables = [(theirs.clone(), TableState::default())].into();
-    let mut others = Others(HookedRules::default());
-    others.0.tables = tables;
+    let mut others = HookedRules::default();
+    others.table(theirs.clone());
+    let others = Others::of(others);
     let drop = KernelRule { statements: [Statement::Drop].into(), ..KernelRule::default() };
     let ruleset = others.beside(&read_saved(name), (&theirs, &drop), &PLACES[1].1);
     let found = |address: &str| {
@@ -137,9 +146,9 @@ fn addresses_that_every_pod_has_are_not_judged() {
 #[test]
 fn wherever_a_plans_rules_are_what_is_in_their_way_is_found() {
     let theirs = TableName { api: Api::NfTables, family: TableFamily::Inet, name: "theirs".into() };
-    let tables = [(theirs.clone(), TableState::default())].into();
-    let mut others = Others(HookedRules::default());
-    others.0.tables = tables;
+    let mut others = HookedRules::default();
+    others.table(theirs.clone());
+    let others = Others::of(others);
     let addresses: [IpAddr; 2] = ["10.1.0.2".parse().unwrap(), "fd00::2".parse().unwrap()];
     let pod = PodTraffic { addresses: &addresses, interfaces: &["eth0".into()], ..PodTraffic::default() };
     for statement in [Statement::Drop, Statement::Accept, Statement::Redirect(Some(7)), Statement::Untrack] {
