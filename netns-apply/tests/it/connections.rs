@@ -7,7 +7,13 @@ use netns_apply::{
     connections::{ClosedConnections, sever, socket_groups},
     facts,
 };
-use nix::sys::socket::{setsockopt, sockopt::Linger};
+use nix::sys::{
+    socket::{
+        setsockopt,
+        sockopt::{Linger, ReceiveTimeout},
+    },
+    time::{TimeVal, TimeValLike as _},
+};
 use redirect_core::{
     RulePlan,
     pod::{Decision, PodFacts},
@@ -194,7 +200,8 @@ fn connections_that_are_captured_while_others_are_looked_for_go_on() {
     let topology = Topology::new(Families::Dual).unwrap();
     redirect(&topology.pod, &[]);
     let proxy = topology.pod.enter(|| TcpListener::bind("0.0.0.0:15001")).unwrap().unwrap();
-    proxy.set_nonblocking(true).unwrap();
+    // Time to see that all is done: of accept(2) too (socket(7)).
+    setsockopt(&proxy, ReceiveTimeout, &TimeVal::milliseconds(50)).unwrap();
     let is_done = AtomicBool::new(false);
     thread::scope(|scope| {
         scope.spawn(|| {

@@ -33,11 +33,7 @@ impl Release {
     fn new() -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         let from = project::file("").canonicalize().expect("the project").display().to_string();
-        ok(
-            folder.path(),
-            "git",
-            &["clone", "--quiet", "--no-tags", "--depth=1", &format!("file://{from}"), "."],
-        );
+        ok(folder.path(), "git", &["clone", "--quiet", "--no-tags", "--shared", &from, "."]);
         let release = Self(folder);
         // As they are in this tree, which may not be committed.
         for file in [SCRIPT, "SECURITY.md"] {
@@ -164,11 +160,17 @@ mv "$work/provenance.json" .
 sha256sum -- * >"$work/SHA256SUMS" && mv "$work/SHA256SUMS" .
 "#;
 
-/// What is wrong with such a folder after something was done to it.
-fn wrongs_after(version_of_images: &str, done: &str) -> String {
+fn made(version_of_images: &str) -> TempDir {
     let folder = tempfile::tempdir().expect("a folder");
     let script = MADE.replace("ref.name\\\":\\\"$version", &format!("ref.name\\\":\\\"{version_of_images}"));
     ok(folder.path(), "bash", &["-euc", &script, "made", VERSION, COMMIT]);
+    folder
+}
+
+/// What is wrong with a copy of such a folder after something was done to it.
+fn wrongs_after(made: &TempDir, done: &str) -> String {
+    let folder = tempfile::tempdir().expect("a folder");
+    ok(made.path(), "cp", &["--archive", ".", &folder.path().display().to_string()]);
     ok(folder.path(), "bash", &["-euc", done]);
     let program = project::file(SCRIPT).canonicalize().expect("the script");
     let made = folder.path().display().to_string();
@@ -180,7 +182,8 @@ fn wrongs_after(version_of_images: &str, done: &str) -> String {
 
 #[test]
 fn a_folder_that_is_not_what_was_made_is_refused() {
-    let whole = wrongs_after(VERSION, ":");
+    let made_well = made(VERSION);
+    let whole = wrongs_after(&made_well, ":");
     assert!(whole.contains(&format!("version {VERSION} of commit {COMMIT} is whole")), "{whole}");
     let sums = "sha256sum -- $(ls | grep -v SHA256SUMS) >../SHA256SUMS.$$; mv ../SHA256SUMS.$$ SHA256SUMS";
     for (done, words) in [
@@ -201,9 +204,9 @@ fn a_folder_that_is_not_what_was_made_is_refused() {
             "is not a provenance",
         ),
     ] {
-        let said = wrongs_after(VERSION, done);
+        let said = wrongs_after(&made_well, done);
         assert!(said.contains(words), "{done}: {words:?} is not in {said}");
     }
-    let said = wrongs_after("9.9.9", ":");
+    let said = wrongs_after(&made("9.9.9"), ":");
     assert!(said.contains("install-cni.tar is version 9.9.9"), "{said}");
 }
