@@ -321,16 +321,6 @@ impl<'a> Node<'a> {
         Ok(serde_json::from_value(list["items"].take()).unwrap_or_default())
     }
 
-    /// All the kubelet has logged.
-    pub fn kubelet_log(&self) -> String {
-        fs::read_to_string(self.folder.path().join("kubelet.log")).unwrap_or_default()
-    }
-
-    /// All containerd has logged, at level debug.
-    pub fn containerd_log(&self) -> String {
-        self.containerd().log()
-    }
-
     /// Ends the kubelet and starts it again. Its pods run on.
     pub fn restart_kubelet(&self) -> Result<()> {
         self.kubelet.lock().unwrap_or_else(PoisonError::into_inner).take();
@@ -411,7 +401,7 @@ impl<'a> Node<'a> {
     /// and handles (and ignores) the appearance of the new name after that.
     fn loads(&self, file: &str) -> usize {
         let named = format!("/{file}\\\"");
-        let log = self.containerd_log();
+        let log = self.containerd().log();
         log.lines().filter(|line| line.contains("event from cni conf dir") && line.contains(&named)).count()
     }
 

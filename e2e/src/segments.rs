@@ -422,9 +422,7 @@ impl<'a> Peer<'a> {
 
     /// Sends a FIN.
     pub fn finish(&mut self) -> Result<()> {
-        self.send(FIN | ACK)?;
-        self.sequence = self.sequence.wrapping_add(1);
-        Ok(())
+        self.say_and_finish(b"")
     }
 
     /// Waits until all that was sent is acknowledged.

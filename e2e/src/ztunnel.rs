@@ -57,7 +57,7 @@ pub struct State {
     /// Those that it failed to serve, and goes on trying by itself.
     pub pending: BTreeMap<String, u64>,
     /// What was in the snapshot.
-    named: BTreeSet<String>,
+    pub named: BTreeSet<String>,
     /// The snapshot is complete.
     pub has_snapshot: bool,
     /// What it received and has not answered.
@@ -124,11 +124,6 @@ impl State {
     /// Whether it reports that it is ready: it has the snapshot, and no pod waits in it.
     pub fn is_ready(&self) -> bool {
         self.has_snapshot && self.pending.is_empty()
-    }
-
-    /// Whether a pod was in the snapshot.
-    pub fn was_named(&self, uid: &str) -> bool {
-        self.named.contains(uid)
     }
 }
 

@@ -109,11 +109,6 @@ impl Ground {
         &self.topology.pod
     }
 
-    /// Waits until the kernel has routes to all addresses of the pod.
-    pub fn settled(&self) -> Result<()> {
-        self.pod().settled()
-    }
-
     /// Sends packets, one right after the other, each from a port of its own.
     pub fn send(&self, packets: &[Packet]) -> Result<Vec<SentPacket>> {
         packets.iter().map(|packet| self.send_one(packet)).collect()

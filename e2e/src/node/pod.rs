@@ -129,7 +129,8 @@ impl<'a> Pod<'a> {
 
     /// The kubelet's log lines about attempts to set up the pod's sandbox that failed, so far.
     pub fn sandbox_failures(&self) -> Vec<String> {
-        let (log, name) = (self.node.kubelet_log(), format!("{}/{}", self.namespace, self.name));
+        let log = fs::read_to_string(self.node.folder.path().join("kubelet.log")).unwrap_or_default();
+        let name = format!("{}/{}", self.namespace, self.name);
         let failures = log.lines().filter(|line| line.contains("CreatePodSandbox for pod failed"));
         failures.filter(|line| line.contains(&name)).map(str::to_owned).collect()
     }

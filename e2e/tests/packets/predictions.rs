@@ -230,7 +230,7 @@ impl Pod {
         let (ground, plan, options) = (Ground::new()?, plan(&mode.said())?, mode.options());
         ground.pod().sh(&script(&case.before, mode))?;
         ground.pod().enter(|| apply(&plan, &options))??;
-        ground.settled()?;
+        ground.pod().settled()?;
         ground.pod().sh(&script(&case.after, mode))?;
         Ok(Self { ground, plan, options, probes: [mode.probes(), case.also.clone()].concat() })
     }

@@ -68,7 +68,7 @@ impl Pod {
         ground.pod().sh(&foreign.before).with_context(about)?;
         ground.pod().enter(|| apply(&plan, &options))?.with_context(about)?;
         if !foreign.before.contains("route del local") {
-            ground.settled()?;
+            ground.pod().settled()?;
         }
         ground.pod().sh(&foreign.after).with_context(about)?;
         let live = ground.pod().enter(|| Live::now(None, &options))?.with_context(about)?;

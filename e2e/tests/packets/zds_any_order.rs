@@ -195,7 +195,7 @@ impl World {
             let descriptors: Vec<u64> = netns.into_iter().map(|netns| netns.0).collect();
             ztunnel.receive(datagram, &descriptors).expect("ztunnel accepts it");
             if matches!(ztunnel.inbox, Some((Message::SnapshotSent, _))) {
-                let missing = wanted.iter().find(|uid| !ztunnel.was_named(uid));
+                let missing = wanted.iter().find(|uid| !ztunnel.named.contains(*uid));
                 assert_eq!(missing, None, "missing in the snapshot");
             }
         })
