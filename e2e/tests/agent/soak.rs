@@ -23,8 +23,8 @@ use test_support::parallel::{in_parallel, on_a_thread};
 use test_support::process::{SHORT, children, until};
 use test_support::sample;
 
-/// How many namespaces `make test` takes, and how many rounds; at least three are needed to see what grows.
-const NAMESPACES: usize = 12;
+/// How many namespaces `make test` takes, two of each node, and how many rounds; at least three are needed to see what grows.
+const NAMESPACES: usize = 8;
 const ROUNDS: usize = 3;
 /// Where programs might leave files.
 const FOLDERS: [&str; 2] = ["/tmp", "/run"];

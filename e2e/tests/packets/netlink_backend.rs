@@ -97,12 +97,12 @@ fn an_add_uses_nothing_of_the_node() -> Result<()> {
 
 #[test]
 fn a_killed_run_leaves_the_old_rules_or_the_new_ones() -> Result<()> {
-    kill_runs(sample::times(100, 500), &REDIRECT)
+    kill_runs(sample::times(50, 500), &REDIRECT)
 }
 
 #[test]
 fn a_killed_run_leaves_no_tproxy_rules_without_their_routes() -> Result<()> {
-    kill_runs(sample::times(60, 300), &TPROXY)
+    kill_runs(sample::times(30, 300), &TPROXY)
 }
 
 /// Kills runs that put one plan in the place of another, and has each completed by the next run.

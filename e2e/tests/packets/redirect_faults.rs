@@ -110,7 +110,7 @@ const HELPERS: [&str; 11] = [
 #[test]
 fn whichever_step_fails_or_is_the_last_nothing_is_half_done() -> Result<()> {
     let takes_all = sample::is_whole() || std::env::var("FAULTS").is_ok_and(|value| value == "all");
-    let changes = if takes_all { CHANGES.to_vec() } else { sample::part(CHANGES.to_vec(), 2, 0) };
+    let changes = if takes_all { CHANGES.to_vec() } else { sample::part(CHANGES.to_vec(), 3, 0) };
     let stories = changes
         .into_iter()
         .map(|(from, to)| Story::of(from, to).with_context(|| format!("from {from} to {to}")));

@@ -77,7 +77,7 @@ impl Case {
 
 #[test]
 fn every_recording_is_reproduced_kept_and_cleaned_up() -> Result<()> {
-    let cases = sample::part(all_cases()?, 2, 0);
+    let cases = sample::part(all_cases()?, 4, 0);
     let problems =
         iptables::in_parallel(THREADS, &cases, |_, case| play(case).with_context(|| case.name.clone()));
     assert!(problems.is_empty(), "{} problems:\n{}", problems.len(), problems.join("\n"));
@@ -120,7 +120,7 @@ fn recorded(case: &Case, namespace: &Namespace) -> Result<Vec<String>> {
 /// The default backend needs no helper program; this is the one that does.
 #[test]
 fn every_recording_is_reproduced_with_iptables_restore() -> Result<()> {
-    let cases = sample::part(all_cases()?, 4, 1);
+    let cases = sample::part(all_cases()?, 8, 1);
     let good: Vec<&Case> = cases.iter().filter(|case| case.expect == Expect::Recorded).collect();
     let problems = iptables::in_parallel(THREADS, &good, |_, case| {
         let namespace = Namespace::pod(case.families)?;
@@ -134,7 +134,7 @@ fn every_recording_is_reproduced_with_iptables_restore() -> Result<()> {
 /// Each configuration over the one before it, in one namespace after the other as long as they look the same.
 #[test]
 fn every_recording_replaces_the_one_before_it() -> Result<()> {
-    let cases = sample::part(all_cases()?, 4, 3);
+    let cases = sample::part(all_cases()?, 8, 3);
     let good: Vec<&Case> = cases.iter().filter(|case| case.expect == Expect::Recorded).collect();
     let walks: Vec<&[&Case]> = walks(&good);
     assert!(walks.iter().map(|walk| walk.len() - 1).sum::<usize>() == good.len() - 1);

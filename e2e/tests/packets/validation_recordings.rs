@@ -71,7 +71,7 @@ impl Case {
 fn what_is_programmed_is_proven_and_what_is_removed_is_not() -> Result<()> {
     let cases = cases()?;
     assert!(cases.len() >= AGREED, "{} cases", cases.len());
-    let cases = test_support::sample::part(cases, 2, 1);
+    let cases = test_support::sample::part(cases, 4, 1);
     let problems = iptables::in_parallel(THREADS, &cases, |_, case| {
         case.play().with_context(|| case.recording.name.clone())
     });

@@ -48,6 +48,9 @@ pub enum Fault {
     ShortWrites,
 }
 
+/// What the kernel writes at once, at least.
+const PAGE: usize = 4096;
+
 /// The file system.
 #[derive(Default)]
 pub struct Model {
@@ -86,6 +89,15 @@ impl Model {
 
     /// All files with their content, shortened if it is long.
     pub fn everything(&self) -> BTreeMap<String, (String, u32)> {
+        let shown = |content: Vec<u8>| match content.len() {
+            ..3000 => String::from_utf8_lossy(&content).into_owned(),
+            length => format!("{length} bytes"),
+        };
+        self.seen().into_iter().map(|(path, (content, mode))| (path, (shown(content), mode))).collect()
+    }
+
+    /// All files with all of their content: what a program can go by.
+    pub fn seen(&self) -> BTreeMap<String, (Vec<u8>, u32)> {
         let files = self.files();
         let mut folders: Vec<(PathBuf, &Folder)> =
             files.folders.iter().map(|(path, folder)| (path.clone(), folder)).collect();
@@ -99,12 +111,7 @@ impl Model {
         let all = folders.iter().flat_map(|(path, folder)| {
             folder.seen.iter().map(move |(name, id)| (path.join(name).display().to_string(), *id))
         });
-        let shown = |content: &[u8]| match String::from_utf8(content.to_vec()) {
-            Ok(text) if text.len() < 3000 => text,
-            Ok(_) | Err(_) => format!("{} bytes", content.len()),
-        };
-        let all = all.map(|(path, id)| (path, &files.inodes[id].seen));
-        all.map(|(path, (content, mode))| (path, (shown(content), *mode))).collect()
+        all.map(|(path, id)| (path, files.inodes[id].seen.clone())).collect()
     }
 
     pub fn break_at(&self, fault: Option<Fault>) {
@@ -137,7 +144,9 @@ impl Model {
         for inode in &mut files.inodes {
             if inode.durable.as_ref() != Some(&inode.seen) {
                 let (content, mode) = inode.seen.clone();
-                let kept = chance(content.len() + 1);
+                // Of what is long, whole pages.
+                let unit = if content.len() > PAGE { PAGE } else { 1 };
+                let kept = chance(content.len() / unit + 1) * unit;
                 inode.seen = match (chance(2), &inode.durable) {
                     (0, Some(durable)) => durable.clone(),
                     _ => (content[..kept].to_vec(), mode),
