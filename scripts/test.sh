@@ -14,7 +14,7 @@ if [ "$(id -u)" != 0 ]; then
 fi
 suite=
 packages=all
-part=(--skip cluster)
+part=(--early agent)
 if [ "${1:-}" = cluster ]; then
     suite=cluster
     packages=cluster

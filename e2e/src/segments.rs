@@ -413,16 +413,11 @@ impl<'a> Peer<'a> {
         Ok(())
     }
 
-    /// Sends something with a FIN.
+    /// Sends something, or nothing, with a FIN.
     pub fn say_and_finish(&mut self, payload: &[u8]) -> Result<()> {
         self.send_with(FIN | ACK, payload)?;
         self.sequence = self.sequence.wrapping_add(u32::try_from(payload.len())? + 1);
         Ok(())
-    }
-
-    /// Sends a FIN.
-    pub fn finish(&mut self) -> Result<()> {
-        self.say_and_finish(b"")
     }
 
     /// Waits until all that was sent is acknowledged.

@@ -131,7 +131,7 @@ impl Before {
         match self {
             Self::Nothing | Self::Answered | Self::AnsweredAndReset | Self::Established => Ok(()),
             Self::ClientFinished => {
-                peer.finish()?;
+                peer.say_and_finish(b"")?;
                 peer.acknowledged()
             }
             Self::ClientReset => peer.send(RST | ACK),
@@ -147,7 +147,7 @@ impl Before {
             }
             Self::LastAck | Self::BothFinished => {
                 peer.say(b"f")?;
-                peer.finish()?;
+                peer.say_and_finish(b"")?;
                 peer.wait_for_flags(FIN)?;
                 if self == Self::BothFinished { peer.send(ACK) } else { Ok(()) }
             }

@@ -79,12 +79,12 @@ pub fn of(program: &Program, filters: &[String]) -> Result<Vec<Job>> {
     Ok(tests.into_iter().map(one).collect())
 }
 
-/// The jobs of all programs, each program's spread over the whole list: what mostly waits runs beside what computes.
-pub fn interleaved(programs: Vec<Vec<Job>>) -> Vec<Job> {
-    // In millionths of the list, each in the middle of its share.
-    let placed = programs.into_iter().flat_map(|jobs| {
-        let number = jobs.len();
-        jobs.into_iter().enumerate().map(move |(index, job)| ((2 * index + 1) * 500_000 / number, job))
+/// The jobs of all programs, each program's spread over the whole list, or over its first half: what mostly waits runs beside what computes.
+pub fn interleaved(programs: Vec<(Vec<Job>, bool)>) -> Vec<Job> {
+    let placed = programs.into_iter().flat_map(|(jobs, is_early)| {
+        // In millionths of the list, each in the middle of its share.
+        let share = if is_early { 500_000 } else { 1_000_000 } / jobs.len().max(1);
+        jobs.into_iter().enumerate().map(move |(index, job)| (share * index + share / 2, job))
     });
     let mut placed: Vec<_> = placed.collect();
     placed.sort_by_key(|(place, _)| *place);
@@ -185,14 +185,15 @@ mod tests {
 
     #[test]
     fn no_program_comes_all_at_once_where_nothing_is_known_of_its_tests() {
-        let of = |names: &[&str]| names.iter().map(|name| job(name, Vec::new(), 1)).collect::<Vec<_>>();
-        let programs =
-            || vec![of(&["a1", "a2", "a3", "a4", "a5", "a6"]), of(&[]), of(&["b1"]), of(&["c1", "c2"])];
+        let of = |names: &str, is_early| {
+            (names.split_whitespace().map(|name| job(name, Vec::new(), 1)).collect(), is_early)
+        };
         let names = |jobs: &[Job]| jobs.iter().map(|job| job.name.clone()).collect::<Vec<_>>().join(" ");
-        let mut jobs = interleaved(programs());
-        assert_eq!(names(&jobs), "a1 a2 c1 a3 b1 a4 a5 c2 a6");
+        let programs = [of("a1 a2 a3 a4 a5 a6", false), of("", false), of("b1", false), of("c1 c2", true)];
+        let mut jobs = interleaved(programs.into());
+        assert_eq!(names(&jobs), "a1 c1 a2 c2 a3 b1 a4 a5 a6");
         longest_first(&mut jobs, Path::new("/nowhere"));
-        assert_eq!(names(&jobs), "a1 a2 c1 a3 b1 a4 a5 c2 a6");
+        assert_eq!(names(&jobs), "a1 c1 a2 c2 a3 b1 a4 a5 a6");
     }
 
     #[test]

@@ -2,12 +2,13 @@
 //!
 //! ```text
 //! cargo test --no-run --message-format=json >BUILT
-//! run-tests BUILT [--only PROGRAM]... [--skip PROGRAM]... [--at-most N PREFIX] [--record FILE] [FILTER]...
+//! run-tests BUILT [--only PROGRAM] [--early PROGRAM] [--at-most N PREFIX] [--record FILE] [FILTER]...
 //! ```
 //!
 //! A program of unit tests is one process: its tests share nothing but the processor, and take milliseconds. Of every other test program
 //! each test is a process. So all of them share one list, a test that hangs or dies fails alone, and the kernel knows what each one took.
-//! As many run at once as keep the processors busy: three for each of them in any case, and 24 at most. `--at-most` limits the
+//! As many run at once as keep the processors busy: three for each of them in any case, and 24 at most. `--early` names a
+//! program whose tests mostly wait, and should not be what is waited for in the end. `--at-most` limits the
 //! tests whose `PROGRAM::PATH` begins so: those that take turns at something anyway. What tests leave mounted is a failure.
 
 mod built;
@@ -41,8 +42,8 @@ const AT_MOST: usize = 24;
 #[derive(Debug, Default)]
 struct Asked {
     built: PathBuf,
-    only: Vec<String>,
-    skip: Vec<String>,
+    only: Option<String>,
+    early: Option<String>,
     /// The most that run at once of the tests whose names begin so.
     at_most: (usize, String),
     record: Option<PathBuf>,
@@ -55,8 +56,10 @@ pub fn main() -> Result<ExitCode> {
     let asked = Asked::read(std::env::args().skip(1))?;
     let programs = built::programs(&asked.built)?;
     let programs = programs.into_iter().filter(|program| asked.wants(program));
-    let jobs = programs.map(|program| job::of(&program, &asked.filters)).collect::<Result<Vec<_>>>()?;
-    let mut jobs = job::interleaved(jobs);
+    let of = |program: Program| {
+        Ok((job::of(&program, &asked.filters)?, asked.early.as_ref() == Some(&program.name)))
+    };
+    let mut jobs = job::interleaved(programs.map(of).collect::<Result<_>>()?);
     if jobs.is_empty() {
         bail!("no test has such a name");
     }
@@ -118,8 +121,8 @@ impl Asked {
         while let Some(word) = words.next() {
             let mut value = || words.next().with_context(|| format!("{word} takes a value"));
             match &*word {
-                "--only" => asked.only.push(value()?),
-                "--skip" => asked.skip.push(value()?),
+                "--only" => asked.only = Some(value()?),
+                "--early" => asked.early = Some(value()?),
                 "--at-most" => asked.at_most = (number(&word, &value()?)?, value()?),
                 "--record" => asked.record = Some(value()?.into()),
                 _ if word.starts_with('-') => bail!("{word} is not an option"),
@@ -130,7 +133,7 @@ impl Asked {
     }
 
     fn wants(&self, program: &Program) -> bool {
-        (self.only.is_empty() || self.only.contains(&program.name)) && !self.skip.contains(&program.name)
+        self.only.as_ref().is_none_or(|only| *only == program.name)
     }
 }
 
@@ -158,8 +161,8 @@ mod tests {
     #[test]
     fn what_is_left_out_is_not_run() {
         let program = |name: &str| Program { name: name.to_owned(), ..Program::default() };
-        let all = asked(&["built", "--skip", "cluster"]).expect("is read");
-        assert!(all.wants(&program("agent")) && !all.wants(&program("cluster")));
+        let all = asked(&["built", "--early", "agent"]).expect("is read");
+        assert!(all.wants(&program("agent")) && all.wants(&program("cluster")));
         let one = asked(&["built", "--only", "cluster", "redirect_"]).expect("is read");
         assert!(!one.wants(&program("agent")) && one.wants(&program("cluster")));
         assert_eq!(one.filters, ["redirect_"]);
