@@ -59,11 +59,12 @@ fn ticks(stat: &str) -> Option<Ticks> {
     Some(Ticks { idle: fields.get(3)? + fields.get(4)?, all: fields.iter().take(8).sum() })
 }
 
-/// The longer nothing was done, the more are added at once: short tests have ended before the next turn.
+/// The longer nothing was done, the more are added at once, as short tests have ended before the next turn; half of what would fill the processors, as
+/// others have only begun.
 fn room(running: usize, before: Ticks, now: Ticks) -> usize {
     let idle = now.idle.saturating_sub(before.idle);
     let all = now.all.saturating_sub(before.all).max(1);
-    if idle * IDLE > all { running + (running * idle).div_ceil(all) } else { running }
+    if idle * IDLE > all { running + (running * idle).div_ceil(2 * all) } else { running }
 }
 
 #[cfg(test)]
@@ -77,8 +78,8 @@ mod tests {
         let after = |stat| room(6, before, ticks(stat).expect("is read"));
         assert_eq!(after("cpu  20 0 10 100 5 0 0 0 9 0"), 6);
         assert_eq!(after("cpu  18 0 10 102 5 0 0 0 9 0"), 6);
-        assert_eq!(after("cpu  15 0 10 103 7 0 0 0 9 0"), 9);
-        assert_eq!(after("cpu  10 0 10 110 5 0 0 0 9 0"), 12);
+        assert_eq!(after("cpu  15 0 10 103 7 0 0 0 9 0"), 8);
+        assert_eq!(after("cpu  10 0 10 110 5 0 0 0 9 0"), 9);
         assert_eq!(ticks("intr 1"), None);
     }
 }
