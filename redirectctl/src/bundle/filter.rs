@@ -298,7 +298,7 @@ mod tests {
 
     #[test]
     fn the_variables_are_those_of_the_agent() {
-        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/reference/agent.md");
+        let path = test_support::project::file("docs/reference/agent.md");
         let text = std::fs::read_to_string(path).expect("the documentation");
         for name in AGENT_VARIABLES {
             assert!(text.contains(&format!("`{name}`")), "{name} is not a variable of the agent");

@@ -5,11 +5,11 @@
 
 use std::fmt::Write;
 use std::fs;
-use std::path::Path;
 
 use redirectctl::cause::Cause;
 use redirectctl::commands::COMMANDS;
 use settings_table::{SettingSpec, markdown, wrapped};
+use test_support::project;
 
 fn causes() -> String {
     let mut text = String::new();
@@ -91,7 +91,7 @@ fn the_documents_say_what_the_code_says() {
         ("tasks/troubleshooting.md", "causes", causes()),
     ];
     for (file, name, wanted) in parts {
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs").join(file);
+        let path = project::file("docs").join(file);
         let mut text = fs::read_to_string(&path).unwrap();
         let begin = format!("<!-- {name} -->\n");
         let start = text.find(&begin).expect("a place for it") + begin.len();

@@ -14,8 +14,10 @@ use redirectctl::commands::COMMANDS;
 use redirectctl::picture::of_trace;
 use redirectctl::plan::{PlanLanguage, written};
 use redirectctl::text_writer::TextLayout;
+use serde::de::DeserializeOwned;
 use serde_json::Value;
 use settings_cli::LineRequest;
+use test_support::project;
 
 /// The users and groups of the machine the recordings were made on, as far as they matter.
 struct Recorded;
@@ -30,9 +32,13 @@ impl NameLookup for Recorded {
     }
 }
 
-fn recorded() -> Vec<Value> {
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../e2e/fixtures/rules.json");
+fn fixture<T: DeserializeOwned>(file: &str) -> T {
+    let path = project::file("e2e/fixtures").join(file);
     serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
+}
+
+fn recorded() -> Vec<Value> {
+    fixture("rules.json")
 }
 
 fn strings(value: &Value) -> Vec<String> {
@@ -136,8 +142,7 @@ fn a_way_is_drawn_as_it_is_told() {
 /// The flags of ambient mode lead to the recorded rules, and beside `--ambient` to those of no sidecar.
 #[test]
 fn flags_of_ambient_mode_are_read_as_recorded() {
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../e2e/fixtures/ambient.json");
-    let recorded: Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
+    let recorded: Value = fixture("ambient.json");
     let mut compared = 0;
     for case in recorded["cases"].as_array().unwrap() {
         let asked = &case["in"];

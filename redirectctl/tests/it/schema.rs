@@ -35,23 +35,23 @@ use redirectctl::traffic::{PlanComparison, Programmed};
 use redirectctl::watch::{CounterSnapshot, WatchExit, WatchedRule, counted_json, end_json, rules_json};
 use serde_json::{Value, json};
 use test_support::netns::{Families, Namespace};
+use test_support::project;
 
 const OF_CORE: &str = "../../redirect-core/schema/redirect-core-1.schema.json#";
 
 fn read(path: &str) -> Value {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(path);
-    serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
+    serde_json::from_str(&std::fs::read_to_string(project::file(path)).unwrap()).unwrap()
 }
 
 fn own() -> Value {
-    read("schema/redirectctl-1.schema.json")
+    read("redirectctl/schema/redirectctl-1.schema.json")
 }
 
 /// Both schemas as one: a validator without a network finds no other file.
 fn validator(document: &str) -> Validator {
     let text = own().to_string().replace(OF_CORE, "#/$defs/core");
     let mut schema: Value = serde_json::from_str(&text).unwrap();
-    let core = read("../redirect-core/schema/redirect-core-1.schema.json").to_string();
+    let core = read("redirect-core/schema/redirect-core-1.schema.json").to_string();
     schema["$defs"]["core"] = serde_json::from_str(&core.replace("#/$defs/", "#/$defs/core/$defs/")).unwrap();
     let schema = json!({"$ref": format!("#/$defs/{document}"), "$defs": schema["$defs"]});
     jsonschema::draft202012::new(&schema).unwrap()

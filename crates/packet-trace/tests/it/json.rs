@@ -29,9 +29,10 @@ use redirect_core::{
 use serde::Serialize;
 use serde_json::{Value, json};
 use std::{collections::BTreeSet, sync::LazyLock};
+use test_support::project;
 
 static SCHEMA: LazyLock<Value> = LazyLock::new(|| {
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../redirect-core/schema/redirect-core-1.schema.json");
+    let path = project::file("redirect-core/schema/redirect-core-1.schema.json");
     serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
 });
 static SETTINGS_SCHEMA: LazyLock<Validator> = LazyLock::new(|| validator("settings"));
