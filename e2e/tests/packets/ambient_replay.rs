@@ -14,8 +14,8 @@ use test_support::netns::{Families, Namespace, State};
 use test_support::sample;
 
 const THREADS: usize = 3;
-/// Runs that have to be killed before they end, at least and where all is asked for.
-const KILLS: [usize; 2] = [24, 80];
+/// Runs that have to be killed before they end, at least, which is each of them over each state once, and where all is asked for.
+const KILLS: [usize; 2] = [12, 80];
 
 fn differences(case: &Case, what: &str, state: &State, wanted: &State) -> Vec<String> {
     let named = |difference| format!("{}: {what}{difference}", case.name);

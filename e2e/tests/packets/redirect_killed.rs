@@ -9,8 +9,8 @@ use test_support::dice::Dice;
 use test_support::netns::{Families, Namespace, State};
 use test_support::sample;
 
-/// Runs that have to be killed before they end, of each kind: each configuration eight times, or forty.
-const KILLS: [usize; 2] = [40, 200];
+/// Runs that have to be killed before they end, of each kind: each configuration four times, or forty.
+const KILLS: [usize; 2] = [20, 200];
 const THREADS: usize = 4;
 
 /// Configurations as unlike each other as possible; each leaves something the next must not keep.

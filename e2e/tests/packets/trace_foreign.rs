@@ -31,7 +31,7 @@ use test_support::sample;
 
 const THREADS: usize = 4;
 /// How many packets `make test` sends, and how many each ruleset gets.
-const FEW: usize = 500;
+const FEW: usize = 300;
 const PACKETS: usize = 10;
 /// A packet that is to arrive is waited for this long, and one that seems lost a second time for longer.
 const PATIENCE: Duration = Duration::from_secs(2);
