@@ -15,10 +15,11 @@ use netfilter_state::{
 use redirect_core::{
     Family, Redirect, RulePlan,
     options::NativeForm,
-    rule::{Chain, Target},
+    rule::{Chain, Match, Target},
     settings::{Key, NamespaceFacts, RawSettings, Source},
+    values::PortRange,
 };
-use std::net::IpAddr;
+use std::{collections::BTreeMap, net::IpAddr};
 
 fn plan(settings: &[(Key, &'static str)]) -> RulePlan {
     let mut raw = RawSettings::new();
@@ -79,6 +80,50 @@ fn what_this_library_writes_it_understands_and_finds_nothing_in_its_own_way() {
             assert_eq!(pod.judge(&ruleset, &plan).findings, [], "{mode}");
         }
     }
+}
+
+#[test]
+fn every_rule_of_a_plan_in_force_is_known_as_the_plans() {
+    for mode in ["REDIRECT", "TPROXY"] {
+        let plan = plan(&[(Key::InterceptionMode, mode), (Key::InboundPorts, "80,82")]);
+        let routing: Vec<FoundRouting> = FoundRouting::all_working(&plan);
+        for ruleset in [iptables(&plan), native(&plan, NativeForm::Plain), native(&plan, NativeForm::Sets)] {
+            // A rule of one family is the plan's in the eyes of that one.
+            let mut origins = BTreeMap::<String, usize>::new();
+            for family in Family::BOTH {
+                for rule in TraceRules::of_ruleset(&ruleset, &routing, family, Some(&plan)).of_mesh() {
+                    *origins.entry(format!("{:?} {}", rule.place, rule.rule)).or_default() +=
+                        rule.origins.len();
+                }
+            }
+            // Where no socket takes a packet the target of iptables drops it, and native tables have a rule for that.
+            let is_of_target = |rule: &str| rule.contains("\"istio-tproxy\"") && rule.ends_with("-j DROP");
+            let unknown: Vec<_> =
+                origins.iter().filter(|(rule, origins)| **origins == 0 && !is_of_target(rule)).collect();
+            assert!(origins.len() > 30 && unknown.is_empty(), "{mode}: {unknown:#?}");
+        }
+    }
+}
+
+/// Who may write rules, and chooses the settings, may choose both to be many.
+#[test]
+fn rules_that_stand_for_many_cost_no_product_of_both() {
+    let ports = (1_000..1_400).map(|port| (2 * port).to_string()).collect::<Vec<_>>().join(",");
+    let plan = plan(&[(Key::InboundPorts, ports.leak())]);
+    let mut ruleset = native(&plan, NativeForm::Plain);
+    let chains = ruleset.tables.values_mut().flat_map(|table| &mut table.chains);
+    let (_, chain) = chains.into_iter().find(|(name, _)| *name == "istio-inbound").unwrap();
+    let mut wide = chain.rules.last().unwrap().clone();
+    for condition in &mut wide.conditions {
+        if let Condition::Plain(Match::DestinationPort(is)) = condition {
+            is.value = PortRange::new(1, u16::MAX).unwrap();
+        }
+    }
+    assert_ne!(chain.rules.last(), Some(&wide));
+    chain.rules.extend(std::iter::repeat_n(wide, 400));
+    let rules = TraceRules::of_ruleset(&ruleset, &[], Family::V4, Some(&plan));
+    let origins: usize = rules.of_mesh().map(|rule| rule.origins.len()).sum();
+    assert!((10_000..20_000).contains(&origins), "{origins}");
 }
 
 #[test]

@@ -6,7 +6,7 @@ use super::{
 };
 use netfilter_state::ruleset::{Condition, Endpoint, Selector, SetLookup, StateBits};
 use redirect_core::{
-    rule::{ConnState, Direction, Equality, Match, TcpFlags},
+    rule::{ConnState, Direction, Equality, Match, Protocol, TcpFlags},
     values::{Family, InterfaceName, MaskedMark, PortRange},
 };
 
@@ -92,6 +92,33 @@ impl Test {
     /// A field of a conntrack entry: without one no comparison holds.
     fn of_entry(states: RangeSet) -> Self {
         Self::AnyOf([[Self::Entry, Self::In(VariedField::State, states)].into()].into(), false)
+    }
+
+    pub(super) fn of_protocol(protocol: Protocol) -> Self {
+        Self::In(VariedField::Protocol, RangeSet::one(protocol.number().into()))
+    }
+
+    /// That connection tracking has found no connection of a packet.
+    pub(super) fn of_no_connection() -> Self {
+        Self::In(VariedField::State, of_states(StateBits::INVALID))
+    }
+
+    /// Makes one test of those of a known connection's state and direction, as a rule of a plan has it: nf_tables has an expression for each. A packet
+    /// with such a state has an entry.
+    pub(super) fn join_states(tests: &mut Vec<Self>) {
+        let known = of_states(StateBits::RELATED | StateBits::ESTABLISHED);
+        let is_known =
+            |test: &Self| matches!(test, Self::In(VariedField::State, set) if set.without(&known).is_empty());
+        let Some(at) = tests.iter().position(is_known) else { return };
+        let Self::In(_, mut states) = tests.swap_remove(at) else { return };
+        tests.retain(|test| {
+            let Self::AnyOf(any, false) = test else { return true };
+            let [all] = any.as_slice() else { return true };
+            let [Self::Entry, Self::In(VariedField::State, of_entry)] = all.as_slice() else { return true };
+            states = states.and(of_entry);
+            false
+        });
+        tests.push(Self::In(VariedField::State, states));
     }
 
     /// Number of ranges and alternatives it compares.
@@ -189,9 +216,7 @@ impl Test {
             Match::Destination(is) => Self::is(VariedField::Destination, is, of_net, family),
             Match::InInterface(is) => Self::ComesIn(interface(is)),
             Match::OutInterface(is) => Self::GoesOut(interface(is)),
-            Match::Protocol(protocol) => {
-                Self::In(VariedField::Protocol, RangeSet::one(protocol.number().into()))
-            }
+            Match::Protocol(protocol) => Self::of_protocol(*protocol),
             Match::SourcePort(is) => Self::is(VariedField::SourcePort, is, port, family),
             Match::DestinationPort(is) => Self::is(VariedField::Port, is, port, family),
             Match::DestinationPorts(is) => Self::is(VariedField::Port, is, |ranges| of_ports(ranges), family),

@@ -4,7 +4,11 @@
 use super::{Test, WalkedRule};
 use crate::RuleOrigin;
 use netfilter_state::ruleset::{KernelRule, Statement};
-use redirect_core::values::Family;
+use redirect_core::{rule::Protocol, values::Family};
+
+/// For how many rules of a chain all of the plan's are compared, to find those that they stand for. One for each list of the settings is needed; a pod that
+/// fills a chain with rules for all ports would cost the product of both, in time and in memory. What is beyond counts as another program's.
+const MOST_COMPARED: usize = 32;
 
 /// The rules that a plan has for a chain, in its order.
 pub(super) struct Planned<'a> {
@@ -13,11 +17,13 @@ pub(super) struct Planned<'a> {
     meanings: Option<Vec<(Meaning, usize)>>,
     /// The number of the last that was found.
     last: usize,
+    /// For how many rules all of them were compared.
+    compared: usize,
 }
 
 impl<'a> Planned<'a> {
     pub(super) const fn of(rules: &'a [WalkedRule]) -> Self {
-        Self { rules, meanings: None, last: 0 }
+        Self { rules, meanings: None, last: 0, compared: 0 }
     }
 
     /// The planned rules that the next rule of the chain equals, or stands for; and whether it is in their place, not before another that
@@ -56,8 +62,11 @@ impl<'a> Planned<'a> {
     fn meaning(&mut self, of: &Meaning, family: Family) -> Vec<(Option<Test>, usize)> {
         let meanings = self.meanings.get_or_insert_with(|| {
             let numbered = self.rules.iter().enumerate();
-            let mut all: Vec<_> =
-                numbered.map(|(number, rule)| (Meaning::of(&rule.seen, family), number)).collect();
+            let mut all: Vec<_> = numbered
+                .flat_map(|(number, rule)| {
+                    Meaning::in_either_form(&rule.seen, family).map(move |meaning| (meaning, number))
+                })
+                .collect();
             all.sort_by(|(one, _), (other, _)| one.tests.cmp(&other.tests));
             all
         });
@@ -69,6 +78,10 @@ impl<'a> Planned<'a> {
             let next = equal.find(|(_, number)| *number >= self.last).map_or(*first, |(_, number)| *number);
             return [(None, next)].into();
         }
+        self.compared = self.compared.saturating_add(1);
+        if self.compared > MOST_COMPARED {
+            return Vec::new();
+        }
         let stands_for = |(meaning, number): &(Meaning, usize)| Some((Some(of.extends(meaning)?), *number));
         let mut all: Vec<_> = meanings.iter().filter_map(stands_for).collect();
         all.sort_by_key(|(_, number)| *number);
@@ -77,14 +90,14 @@ impl<'a> Planned<'a> {
 }
 
 /// What a rule means, however it is written.
-#[derive(PartialEq)]
+#[derive(Clone, PartialEq)]
 struct Meaning {
     tests: Vec<Test>,
     acts: Vec<Act>,
 }
 
 /// What a statement means.
-#[derive(PartialEq)]
+#[derive(Clone, PartialEq)]
 enum Act {
     /// To the chain of this name, as iptables writes it.
     GoesTo(String),
@@ -94,9 +107,20 @@ enum Act {
 }
 
 impl Meaning {
+    /// What a rule of a plan means; and what it does in native tables, where one about packets of no connection is about TCP alone.
+    fn in_either_form(seen: &KernelRule, family: Family) -> impl Iterator<Item = Self> {
+        let one = Self::of(seen, family);
+        let native = (one.tests == [Test::of_no_connection()]).then(|| {
+            let tests = [Test::of_protocol(Protocol::Tcp)].into_iter().chain(one.tests.clone());
+            Self { tests: tests.collect(), acts: one.acts.clone() }
+        });
+        [Some(one), native].into_iter().flatten()
+    }
+
     fn of(seen: &KernelRule, family: Family) -> Self {
         let tests = seen.conditions.iter().map(|condition| Test::of(condition, family));
         let mut tests: Vec<Test> = tests.filter(|test| *test != Test::Always(true)).collect();
+        Test::join_states(&mut tests);
         tests.sort();
         tests.dedup();
         let mut acts = Vec::new();
