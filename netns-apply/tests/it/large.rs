@@ -113,21 +113,19 @@ fn a_plan_of_ten_thousand_ports_or_ranges_is_readable_as_long_as_it_lives() {
         ("TPROXY", Key::OutboundRanges, true),
     ];
     let all: Vec<_> = if sample::is_whole() {
-        kinds.into_iter().flat_map(|kind| BACKENDS.map(|backend| (kind, backend, 10_000))).collect()
+        // Every kind of list with each backend; and of full size once.
+        let every = kinds.into_iter().flat_map(|kind| BACKENDS.map(|backend| (kind, backend, 600)));
+        let full = kinds.into_iter().zip(BACKENDS.into_iter().cycle());
+        every.chain(full.map(|(kind, backend)| (kind, backend, 10_000))).collect()
     } else {
-        // Each backend, and each kind of list, beyond what the share of other programs would be enough for; one larger still. One of full size is healed by the
-        // agent of a test of its own.
+        // Each backend, beyond what the share of other programs would be enough for; one larger still. One of full size is healed in a test of the agent.
         let some = kinds.into_iter().zip(BACKENDS).map(|(kind, backend)| (kind, backend, 600));
         some.chain([(kinds[0], BACKENDS[3], 3_000)]).collect()
     };
     for ((mode, key, of_v6), backend, count) in all {
-        let (plan, options) = (plan(mode, key, &list(key, count, of_v6)), options(backend));
-        let options = if sample::is_whole() {
-            options
-        } else {
-            // Nothing but the plan's own share.
-            options.most_read(Some(64 << 10))
-        };
+        // Nothing but the plan's own share.
+        let (plan, options) =
+            (plan(mode, key, &list(key, count, of_v6)), options(backend).most_read(Some(64 << 10)));
         let what = format!("{mode} {key:?} {count} {backend:?}");
         Namespace::pod(Families::Dual).unwrap().enter(|| lives(&plan, &options, &what)).unwrap();
     }
